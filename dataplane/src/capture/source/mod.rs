@@ -1,0 +1,5 @@
+//! Sources of frames behind one interface: capture files, memory, live libpcap (AF_XDP is `sys::xsk`).
+//!
+//! May use: `wire`, `sys`, `units`. Never does: interpret what is above the frame.
+
+pub mod file;

@@ -1,0 +1,88 @@
+//! The command line: noun, then verb; one file per command.
+//!
+//! May use: every other module. Never does: work that a library user would want (it only parses, calls and prints).
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub mod feed;
+pub mod store;
+
+/// What a command ends with (CONTRACTS: exit codes).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done.
+    Done = 0,
+    /// A difference was found.
+    Difference = 1,
+    /// Usage or configuration.
+    Usage = 2,
+    /// Done, with damage reported.
+    Damage = 3,
+    /// Host or permission.
+    Host = 4,
+    /// A bug of ours.
+    Internal = 5,
+}
+
+/// A failed command: one line for the user, and the exit code.
+#[derive(Debug)]
+pub struct Failure {
+    /// What goes to standard error.
+    pub message: String,
+    /// The exit code.
+    pub exit: Exit,
+}
+
+impl Failure {
+    /// A usage or configuration error.
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), exit: Exit::Usage }
+    }
+
+    /// A host or permission error.
+    pub fn host(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), exit: Exit::Host }
+    }
+}
+
+/// What every command returns.
+pub type Outcome = Result<Exit, Failure>;
+
+/// sluice: capture, ring and ledger dataplane on pinned cores.
+#[derive(Parser, Debug)]
+#[command(name = "sluice", version, about, long_about = None)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Look at, cut, generate and play feeds.
+    #[command(subcommand)]
+    Feed(feed::Command),
+    /// Look at, search, verify, export and prune a store.
+    #[command(subcommand)]
+    Store(store::Command),
+}
+
+/// Parses the process's arguments, runs the command, prints its failure.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Feed(command) => feed::run(command),
+        Command::Store(command) => store::run(command),
+    };
+    match outcome {
+        Ok(exit) => ExitCode::from(exit as u8),
+        Err(failure) => {
+            eprintln!("sluice: {}", failure.message);
+            ExitCode::from(failure.exit as u8)
+        }
+    }
+}

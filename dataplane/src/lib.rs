@@ -1,0 +1,27 @@
+//! sluice: a thread-per-core, kernel-bypass dataplane for Linux.
+//!
+//! What it is for: capture of sequenced market-data feeds from the wire to a seekable store.
+//! What it may use: the modules below, in one direction only (`cargo xtask tidy` holds it).
+//! What it never does: touch a kernel interface outside `sys`, or hold unsafe code outside `sys` and `sync`.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod units;
+
+#[cfg(feature = "capture")]
+pub mod capture;
+#[cfg(feature = "appliance")]
+pub mod cli;
+#[cfg(feature = "capture")]
+pub mod config;
+#[cfg(feature = "capture")]
+pub mod feed;
+#[cfg(feature = "capture")]
+pub mod runtime;
+#[cfg(feature = "capture")]
+pub mod store;
+#[cfg(feature = "capture")]
+pub mod sync;
+#[cfg(feature = "capture")]
+pub mod sys;
+#[cfg(feature = "capture")]
+pub mod wire;

@@ -1,0 +1,5 @@
+//! Lock-free parts: counters, the doorbell's flag.
+//!
+//! May use: `units`. Unsafe code is allowed here (and in `sys`), each block with its `SAFETY:` conditions.
+//! Never does: call the kernel.
+#![allow(unsafe_code)]

@@ -1,0 +1,1 @@
+//! See the module's name; filled by its own part of the work.
