@@ -6,6 +6,7 @@
 pub mod arbiter;
 pub mod gap;
 pub mod generate;
+pub mod intervals;
 pub mod messages;
 pub mod runs;
 pub mod split;
