@@ -9,6 +9,7 @@ pub mod generate;
 pub mod histogram;
 pub mod intervals;
 pub mod messages;
+pub mod rows;
 pub mod runs;
 pub mod split;
 pub mod window;
