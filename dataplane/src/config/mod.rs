@@ -1,3 +1,16 @@
 //! The TOML: one struct per section, loading, and the checks across sections.
 //!
 //! May use: `units`. Never does: touch the host.
+
+mod capture;
+mod check;
+mod load;
+mod quantity;
+
+pub use capture::{
+    AttachMode, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side, SourceKind,
+    Stamp, StartAt, Store, ZeroCopy,
+};
+pub use check::{Finding, check, frames_needed, queue_frames_min};
+pub use load::{Config, ConfigError, load, parse};
+pub use quantity::{Bytes, Span, parse_bytes, parse_rate};

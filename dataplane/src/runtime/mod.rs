@@ -1,4 +1,10 @@
-//! Workers on pinned cores, the links between them, metrics and the control thread.
+//! Workers on pinned cores, the links between them, and the launch in phases.
 //!
 //! May use: `config`, `sync`, `sys`, `units`.
 //! Never does: know what a worker does.
+
+pub mod control;
+pub mod launch;
+pub mod link;
+pub mod metrics;
+pub mod worker;

@@ -1,5 +1,8 @@
-//! Lock-free parts: counters, the doorbell's flag.
+//! Lock-free parts: counters, the parked flag of a core.
 //!
 //! May use: `units`. Unsafe code is allowed here (and in `sys`), each block with its `SAFETY:` conditions.
 //! Never does: call the kernel.
 #![allow(unsafe_code)]
+
+pub mod counters;
+pub mod parked;

@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod file;
 pub mod frames;
 pub mod nic;
+pub mod signal;
 pub mod socket;
 pub mod uring;
 pub mod xsk;

@@ -1,0 +1,370 @@
+//! The rules across sections: everything that can be known to be wrong without touching the host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddrV4;
+
+use super::capture::{Feed, Interface, SourceKind, Stamp, Store};
+use super::load::Config;
+use crate::units::SIDES_MAX;
+
+/// Smallest and largest AF_XDP ring: below 64 a batch does not fit; the kernel takes powers of two, and 32,768
+/// descriptors of 2 KiB frames are 64 MiB a queue already.
+const RING_MIN: u32 = 64;
+const RING_MAX: u32 = 32_768;
+/// Largest reorder window: 4 Mi slots of 128 bytes are 512 MiB.
+const WINDOW_MAX: u32 = 1 << 22;
+/// A block must hold the largest message with its headers (64 KiB and 4 KiB of header and table) and fit a u32.
+const BLOCK_MIN: u64 = 128 << 10;
+const BLOCK_MAX: u64 = 64 << 20;
+
+/// One thing that `run` would refuse: key, value, limit, next step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// The key, as `feed "deep" side "B": queues`.
+    pub key: String,
+    /// What is wrong, and what to do.
+    pub what: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "config {}: {}", self.key, self.what)
+    }
+}
+
+/// Frames that may be out of a queue's hands at once: the fill and receive rings, the link to each feed's arbiter and
+/// from there to each store. Below it a burst could starve the fill ring while frames wait in links.
+pub fn frames_needed(config: &Config, interface: &Interface) -> u64 {
+    let feeds = config
+        .feeds
+        .iter()
+        .filter(|feed| feed.sides.iter().any(|side| side.interface.as_deref() == Some(interface.name.as_str())));
+    let links: u64 = feeds.map(|feed| u64::from(feed.link) * (1 + u64::from(feed.store.is_some()))).sum();
+    2 * u64::from(interface.ring) + links
+}
+
+/// As [`frames_needed`], for the named interface.
+pub fn queue_frames_min(config: &Config, interface: &str) -> Option<u64> {
+    config.interfaces.iter().find(|i| i.name == interface).map(|i| frames_needed(config, i))
+}
+
+/// Every finding of a configuration, in the order of the file.
+pub fn check(config: &Config) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    check_names(config, &mut findings);
+    for interface in &config.interfaces {
+        check_interface(config, interface, &mut findings);
+    }
+    for feed in &config.feeds {
+        check_feed(config, feed, &mut findings);
+    }
+    check_groups(config, &mut findings);
+    for store in &config.stores {
+        check_store(config, store, &mut findings);
+    }
+    findings.0
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, key: impl Into<String>, what: impl Into<String>) {
+        self.0.push(Finding { key: key.into(), what: what.into() });
+    }
+
+    fn core(&mut self, config: &Config, key: String, core: &str) {
+        if !config.cores.iter().any(|c| c.name == core) {
+            let known: Vec<&str> = config.cores.iter().map(|c| c.name.as_str()).collect();
+            self.add(key, format!("no [[core]] is named \"{core}\"; there are {known:?}"));
+        }
+    }
+}
+
+fn check_names(config: &Config, findings: &mut Findings) {
+    if config.cores.is_empty() {
+        findings.add("core", "there is none: add [[core]] with name and cpu");
+    }
+    if config.feeds.is_empty() {
+        findings.add("feed", "there is none: add [[feed]] with at least one [[feed.side]]");
+    }
+    let kinds: [(&str, Vec<&str>); 4] = [
+        ("core", config.cores.iter().map(|c| c.name.as_str()).collect()),
+        ("interface", config.interfaces.iter().map(|c| c.name.as_str()).collect()),
+        ("feed", config.feeds.iter().map(|c| c.name.as_str()).collect()),
+        ("store", config.stores.iter().map(|c| c.name.as_str()).collect()),
+    ];
+    for (kind, names) in kinds {
+        let mut seen = BTreeSet::new();
+        for name in names {
+            if name.is_empty() {
+                findings.add(format!("{kind}: name"), "is empty: give it a name");
+            }
+            if !seen.insert(name) {
+                findings.add(format!("{kind} \"{name}\""), "two have this name: rename one");
+            }
+        }
+    }
+    let mut cpus: BTreeMap<usize, &str> = BTreeMap::new();
+    for core in &config.cores {
+        if let Some(other) = cpus.insert(core.cpu, &core.name) {
+            findings.add(
+                format!("core \"{}\": cpu", core.name),
+                format!(
+                    "{} is core \"{other}\"'s already: one thread per CPU; let their workers share one [[core]]",
+                    core.cpu
+                ),
+            );
+        }
+    }
+    let mut paths = BTreeMap::new();
+    for store in &config.stores {
+        if let Some(other) = paths.insert(&store.path, &store.name) {
+            findings.add(
+                format!("store \"{}\": path", store.name),
+                format!("is store \"{other}\"'s already: one directory each"),
+            );
+        }
+    }
+}
+
+fn check_interface(config: &Config, interface: &Interface, findings: &mut Findings) {
+    let key = |field: &str| format!("interface \"{}\": {field}", interface.name);
+    if interface.cores.is_empty() {
+        findings.add(key("cores"), "is empty: name the core that serves each receive queue");
+    }
+    for core in &interface.cores {
+        findings.core(config, key("cores"), core);
+    }
+    if !interface.ring.is_power_of_two() || !(RING_MIN..=RING_MAX).contains(&interface.ring) {
+        findings.add(
+            key("ring"),
+            format!("is {}, but must be a power of two from {RING_MIN} to {RING_MAX}", interface.ring),
+        );
+    }
+    let needed = frames_needed(config, interface);
+    if u64::from(interface.frames) < needed {
+        findings.add(
+            key("frames"),
+            format!(
+                "is {}, but the fill ring, the receive ring and the links can hold {needed} at once: raise it to {needed}, or lower ring or link",
+                interface.frames
+            ),
+        );
+    }
+    if interface.stamp == Stamp::Hardware {
+        findings.add(
+            key("stamp"),
+            "is \"hardware\", but the NIC's receive stamp needs a device-bound program that calls bpf_xdp_metadata_rx_timestamp, which the BPF loader used here cannot load (no kfuncs, no device binding): use \"software\"",
+        );
+    }
+    let used =
+        config.feeds.iter().flat_map(|f| &f.sides).any(|s| s.interface.as_deref() == Some(interface.name.as_str()));
+    if !used {
+        findings.add(
+            format!("interface \"{}\"", interface.name),
+            "no feed side uses it: remove it, or name it in a [[feed.side]]",
+        );
+    }
+}
+
+fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
+    let key = |field: &str| format!("feed \"{}\": {field}", feed.name);
+    findings.core(config, key("core"), &feed.core);
+    if let Some(store) = &feed.store
+        && !config.stores.iter().any(|s| &s.name == store)
+    {
+        findings.add(key("store"), format!("no [[store]] is named \"{store}\": add it, or remove the key"));
+    }
+    if feed.sides.is_empty() || feed.sides.len() > SIDES_MAX {
+        findings.add(key("side"), format!("there are {}, but a feed has 1 to {SIDES_MAX}", feed.sides.len()));
+    }
+    if feed.window == 0 || feed.window > WINDOW_MAX {
+        findings.add(key("window"), format!("is {}, but must be from 1 to {WINDOW_MAX} messages", feed.window));
+    }
+    if feed.link < RING_MIN {
+        findings.add(key("link"), format!("is {}, but must be at least {RING_MIN}, one batch", feed.link));
+    }
+    if feed.copy_frames < RING_MIN {
+        findings.add(key("copy_frames"), format!("is {}, but must be at least {RING_MIN}", feed.copy_frames));
+    }
+    if feed.streams_max == 0 || feed.streams_max > 4_096 || feed.runs_max == 0 || feed.runs_max > 64 {
+        findings.add(key("streams_max"), "streams_max must be from 1 to 4096, runs_max from 1 to 64");
+    }
+    if feed.sides.iter().any(|s| s.source == SourceKind::File)
+        && feed.sides.iter().any(|s| s.source != SourceKind::File)
+    {
+        findings.add(
+            key("side"),
+            "some sides are files and some are live: their clocks differ; make them all one or the other",
+        );
+    }
+    for side in &feed.sides {
+        check_side(config, feed, side, findings);
+    }
+}
+
+fn check_side(config: &Config, feed: &Feed, side: &super::capture::Side, findings: &mut Findings) {
+    let key = |field: &str| format!("feed \"{}\" side \"{}\": {field}", feed.name, side.name);
+    for group in &side.groups {
+        if group.parse::<SocketAddrV4>().is_err() {
+            findings.add(
+                key("groups"),
+                format!("\"{group}\" is not an IPv4 address and port: write for example \"233.215.21.4:10378\""),
+            );
+        }
+    }
+    match side.source {
+        SourceKind::AfXdp => {
+            match &side.interface {
+                None => findings.add(key("interface"), "is missing: name the interface that receives this side"),
+                Some(name) if !config.interfaces.iter().any(|i| &i.name == name) => {
+                    findings
+                        .add(key("interface"), format!("no [[interface]] is named \"{name}\": add one with its cores"));
+                }
+                Some(_) => {}
+            }
+            if side.groups.is_empty() {
+                findings.add(key("groups"), "is empty: name the groups (or addresses) and ports that carry this side");
+            }
+        }
+        SourceKind::File => {
+            if side.file.is_none() {
+                findings.add(key("file"), "is missing: name the capture file");
+            }
+            match &side.core {
+                None => findings.add(key("core"), "is missing: name the core that reads the file"),
+                Some(core) => findings.core(config, key("core"), core),
+            }
+        }
+    }
+}
+
+/// A (group, port) on one interface belongs to one side of one feed.
+fn check_groups(config: &Config, findings: &mut Findings) {
+    let mut owners: BTreeMap<(&str, &str), String> = BTreeMap::new();
+    for feed in &config.feeds {
+        for side in feed.sides.iter().filter(|side| side.source == SourceKind::AfXdp) {
+            let Some(interface) = side.interface.as_deref() else { continue };
+            for group in &side.groups {
+                let owner = format!("feed \"{}\" side \"{}\"", feed.name, side.name);
+                if let Some(other) = owners.insert((interface, group), owner.clone()) {
+                    findings.add(
+                        format!("{owner}: groups"),
+                        format!("{group} on {interface} is {other}'s already: a group and port on one interface belong to one side"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
+    let key = |field: &str| format!("store \"{}\": {field}", store.name);
+    findings.core(config, key("core"), &store.core);
+    if !(BLOCK_MIN..=BLOCK_MAX).contains(&store.block.0) || !store.block.0.is_multiple_of(4_096) {
+        findings.add(
+            key("block"),
+            format!(
+                "is {}, but must be a multiple of 4KiB from {} to {}",
+                store.block,
+                super::Bytes(BLOCK_MIN),
+                super::Bytes(BLOCK_MAX)
+            ),
+        );
+    }
+    if store.segment.0 < 4 * store.block.0 {
+        findings.add(
+            key("segment"),
+            format!("is {}, but must hold at least four blocks ({})", store.segment, super::Bytes(4 * store.block.0)),
+        );
+    }
+    if !(4..=4_096).contains(&store.blocks_in_flight) {
+        findings.add(key("blocks_in_flight"), format!("is {}, but must be from 4 to 4096", store.blocks_in_flight));
+    }
+    if store.flush.0.is_zero() || store.fsync_interval.0.is_zero() {
+        findings.add(key("flush"), "flush and fsync_interval must be above 0");
+    }
+    if !(0..=19).contains(&store.zstd) {
+        findings.add(key("zstd"), format!("is {}, but must be from 0 (off) to 19", store.zstd));
+    }
+    if store.retain.0 != 0 && store.retain.0 < 2 * store.segment.0 {
+        findings.add(
+            key("retain"),
+            format!(
+                "is {}, but must hold at least two segments ({}), or be 0",
+                store.retain,
+                super::Bytes(2 * store.segment.0)
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const GOOD: &str = r#"
+        [[core]]
+        name = "rx"
+        cpu = 0
+        [[core]]
+        name = "disk"
+        cpu = 1
+        [[interface]]
+        name = "eth1"
+        cores = ["rx"]
+        [[feed]]
+        name = "deep"
+        protocol = "iex-tp"
+        core = "rx"
+        store = "main"
+        [[feed.side]]
+        name = "A"
+        interface = "eth1"
+        groups = ["233.215.21.4:10378"]
+        [[store]]
+        name = "main"
+        path = "/tmp/x"
+        core = "disk"
+    "#;
+
+    #[test]
+    fn a_good_file_has_no_finding() {
+        let config = parse(GOOD).expect("parses");
+        assert_eq!(check(&config), []);
+        assert_eq!(queue_frames_min(&config, "eth1"), Some(16_384));
+    }
+
+    #[test]
+    fn every_rule_names_its_key() {
+        let cases = [
+            ("cores = [\"rx\"]", "cores = [\"no\"]", "interface \"eth1\": cores"),
+            ("cores = [\"rx\"]", "cores = [\"rx\"]\nring = 100", "interface \"eth1\": ring"),
+            ("cores = [\"rx\"]", "cores = [\"rx\"]\nframes = 16383", "interface \"eth1\": frames"),
+            ("cores = [\"rx\"]", "cores = [\"rx\"]\nstamp = \"hardware\"", "interface \"eth1\": stamp"),
+            ("cpu = 1", "cpu = 0", "core \"disk\": cpu"),
+            ("name = \"disk\"\n", "name = \"rx\"\n", "core \"rx\""),
+            ("store = \"main\"", "store = \"other\"", "feed \"deep\": store"),
+            ("store = \"main\"", "store = \"main\"\nwindow = 0", "feed \"deep\": window"),
+            ("interface = \"eth1\"", "interface = \"eth9\"", "feed \"deep\" side \"A\": interface"),
+            ("233.215.21.4:10378", "233.215.21.4", "feed \"deep\" side \"A\": groups"),
+            ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nblock = \"100KiB\"", "store \"main\": block"),
+            ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nsegment = \"512KiB\"", "store \"main\": segment"),
+            ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nretain = \"1GiB\"", "store \"main\": retain"),
+        ];
+        for (from, to, key) in cases {
+            assert!(GOOD.contains(from), "{from}");
+            let config = parse(&GOOD.replace(from, to)).expect("parses");
+            let findings = check(&config);
+            assert!(findings.iter().any(|f| f.key == key), "{to}: {findings:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_their_line() {
+        let error = parse(&GOOD.replace("cpu = 0", "cpu = 0\ncolour = 3")).expect_err("unknown key");
+        assert!(error.to_string().contains("colour"), "{error}");
+    }
+}

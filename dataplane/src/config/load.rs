@@ -1,0 +1,66 @@
+//! Reading the TOML.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::capture::{Control, Core, Feed, Interface, Store};
+
+/// The whole configuration.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Pinned threads.
+    #[serde(rename = "core", default)]
+    pub cores: Vec<Core>,
+    /// Captured NICs.
+    #[serde(rename = "interface", default)]
+    pub interfaces: Vec<Interface>,
+    /// Feeds.
+    #[serde(rename = "feed", default)]
+    pub feeds: Vec<Feed>,
+    /// Stores.
+    #[serde(rename = "store", default)]
+    pub stores: Vec<Store>,
+    /// The control thread.
+    #[serde(default)]
+    pub control: Control,
+}
+
+/// Why a configuration could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file.
+    #[error("{path}: {error}")]
+    Read {
+        /// The file's path.
+        path: PathBuf,
+        /// The system's word.
+        error: std::io::Error,
+    },
+    /// The text, with line and column.
+    #[error("{path}: {error}")]
+    Parse {
+        /// The file's path.
+        path: PathBuf,
+        /// The parser's word.
+        error: Box<toml::de::Error>,
+    },
+}
+
+/// Reads and parses a file; the rules across sections are [`super::check`]'s.
+///
+/// # Errors
+/// With the file's path, and the line of a syntax or type error.
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: path.to_path_buf(), error })?;
+    parse(&text).map_err(|error| ConfigError::Parse { path: path.to_path_buf(), error: Box::new(error) })
+}
+
+/// Parses TOML text.
+///
+/// # Errors
+/// As the parser says, unknown keys included.
+pub fn parse(text: &str) -> Result<Config, toml::de::Error> {
+    toml::from_str(text)
+}
