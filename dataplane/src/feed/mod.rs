@@ -7,5 +7,6 @@ pub mod arbiter;
 pub mod gap;
 pub mod generate;
 pub mod messages;
+pub mod rows;
 pub mod runs;
 pub mod split;
