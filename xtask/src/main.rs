@@ -12,6 +12,7 @@ mod bench;
 mod bpf;
 mod demo;
 mod docs;
+mod golden;
 mod net;
 mod setup;
 mod shell;
@@ -51,6 +52,8 @@ enum Task {
     Bench(bench::Args),
     /// Write the generated pages under docs/reference, all or those whose name contains NAME.
     Docs(docs::Args),
+    /// Cut a fixture from a capture and make its golden with a foreign decoder.
+    Golden(golden::Args),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Task::Net(args) => net::run(args),
         Task::Bench(args) => bench::run(args),
         Task::Docs(args) => docs::run(args),
+        Task::Golden(args) => golden::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
