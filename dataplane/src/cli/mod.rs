@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub mod feed;
+pub mod reference;
 pub mod store;
 
 /// What a command ends with (CONTRACTS: exit codes).
@@ -69,6 +70,9 @@ pub enum Command {
     /// Look at, search, verify, export and prune a store.
     #[command(subcommand)]
     Store(store::Command),
+    /// Print a generated reference page.
+    #[command(name = "__reference", hide = true)]
+    Reference(reference::Args),
 }
 
 /// Parses the process's arguments, runs the command, prints its failure.
@@ -77,6 +81,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Feed(command) => feed::run(command),
         Command::Store(command) => store::run(command),
+        Command::Reference(args) => reference::run(args),
     };
     match outcome {
         Ok(exit) => ExitCode::from(exit as u8),

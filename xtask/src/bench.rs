@@ -1,0 +1,41 @@
+//! `cargo xtask bench [NAME]`: the benchmarks, optimised, on an otherwise idle machine.
+
+use crate::shell;
+
+/// Arguments of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only the benchmarks whose name contains this: a whole file (`packet`, `feed`) or a part of one.
+    name: Option<String>,
+    /// Run each once, small, to see that it still works; measures nothing.
+    #[arg(long)]
+    smoke: bool,
+}
+
+/// Runs the task. A name that is a benchmark file's name runs that file; any other name filters in all files.
+pub fn run(args: Args) -> Result<(), String> {
+    let targets = targets()?;
+    let mut cargo = match args.smoke {
+        // In the test profile: what the tests have built already.
+        true => shell::cargo(&["test", "-p", "sluice", "--all-features"]),
+        false => shell::cargo(&["bench", "-p", "sluice"]),
+    };
+    let name = args.name.as_deref();
+    match name {
+        Some(name) if targets.iter().any(|target| target == name) => cargo.args(["--bench", name]),
+        _ => cargo.arg("--benches"),
+    };
+    if let Some(name) = name.filter(|name| !targets.iter().any(|target| target == name)) {
+        cargo.arg("--").arg(name);
+    }
+    shell::run(&mut cargo)
+}
+
+/// The benchmark files that the package names.
+pub fn targets() -> Result<Vec<String>, String> {
+    let path = shell::root().join("dataplane/Cargo.toml");
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
+    let benches = manifest.get("bench").and_then(toml::Value::as_array).cloned().unwrap_or_default();
+    Ok(benches.iter().filter_map(|bench| Some(bench.get("name")?.as_str()?.to_string())).collect())
+}
