@@ -519,7 +519,15 @@ impl Sink for Outlet {
         self.pack(stream, sequence, side, capture_ns, (send_ns != i64::MIN).then_some(send_ns), false, body);
     }
 
-    fn emit_late_copy(&mut self, stream: StreamId, sequence: u64, side: Side, capture_ns: i64, send_ns: i64, body: &[u8]) {
+    fn emit_late_copy(
+        &mut self,
+        stream: StreamId,
+        sequence: u64,
+        side: Side,
+        capture_ns: i64,
+        send_ns: i64,
+        body: &[u8],
+    ) {
         self.pack(stream, sequence, side, capture_ns, (send_ns != i64::MIN).then_some(send_ns), true, body);
     }
 
@@ -547,7 +555,7 @@ impl Worker for ArbiterWorker {
 
     fn start(&mut self, _turn: &mut Turn<'_>) -> Result<Vec<RawFd>, String> {
         let pool = FramePool::new(self.outlet.copy_area, self.outlet.copy_frames, COPY_FRAME_BYTES);
-        self.outlet.areas.set(self.outlet.copy_area, pool.area());
+        self.areas.set(self.outlet.copy_area, pool.area());
         self.outlet.pool = Some(pool);
         Ok(Vec::new())
     }

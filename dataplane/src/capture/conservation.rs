@@ -37,7 +37,8 @@ mod tests {
 
     #[test]
     fn a_lost_item_shows_with_its_sign() {
-        let row = |left, right| Identity::new("q".into(), "n", ("received", left), vec![("passed", right), ("dropped", 1)]);
+        let row =
+            |left, right| Identity::new("q".into(), "n", ("received", left), vec![("passed", right), ("dropped", 1)]);
         assert_eq!(row(10, 9).residue, 0);
         assert_eq!(row(10, 8).residue, 1);
         assert_eq!(row(10, 10).residue, -1);

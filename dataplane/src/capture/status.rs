@@ -75,7 +75,6 @@ pub struct CaptureStatus {
 
 impl CaptureStatus {
     /// A source over the plan's views.
-    #[expect(clippy::too_many_arguments, reason = "the views of one plan, taken apart by the caller")]
     pub fn new(
         queues: Vec<QueueView>,
         sides: Vec<SideView>,
@@ -386,7 +385,13 @@ fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
         ("sluice_capture_fill_ring_empty", "Times the fill ring was empty", QueueCounter::FillRingEmpty),
     ];
     for (name, help, counter) in named {
-        out.push(Sample { name, help, kind: Kind::Counter, labels: labels(), value: queue.counters.get(counter) as f64 });
+        out.push(Sample {
+            name,
+            help,
+            kind: Kind::Counter,
+            labels: labels(),
+            value: queue.counters.get(counter) as f64,
+        });
     }
     for reason in RawReason::all() {
         let mut labels = labels();
@@ -409,7 +414,11 @@ fn stream_samples(feed: &str, stream: &StreamReport, out: &mut Vec<Sample>) {
         ("sluice_capture_duplicate_messages", "Messages that had come already", counts.duplicate),
         ("sluice_capture_late_fill_messages", "Messages that came after their gap was declared", counts.late_fill),
         ("sluice_capture_late_messages", "Other messages below the next one", counts.late),
-        ("sluice_capture_rejected_messages", "Messages rejected", counts.rejected_wild + counts.rejected_overflow + counts.rejected_limit),
+        (
+            "sluice_capture_rejected_messages",
+            "Messages rejected",
+            counts.rejected_wild + counts.rejected_overflow + counts.rejected_limit,
+        ),
         ("sluice_capture_offered_messages", "Messages of all sides", counts.offered),
         ("sluice_capture_frontier_messages", "Highest accepted end minus base", counts.frontier - counts.base),
     ];

@@ -45,7 +45,11 @@ pub fn protocol(text: &str) -> Result<FeedProtocol, String> {
 pub fn run(args: Args) -> Outcome {
     let cpus = cpu::allowed();
     if args.cores == 0 || args.cores > cpus.len() {
-        return Err(Failure::usage(format!("--cores {}: this process may use {} CPUs ({cpus:?})", args.cores, cpus.len())));
+        return Err(Failure::usage(format!(
+            "--cores {}: this process may use {} CPUs ({cpus:?})",
+            args.cores,
+            cpus.len()
+        )));
     }
     if args.loops == 0 {
         return Err(Failure::usage("--loops 0: at least 1"));
@@ -68,12 +72,21 @@ pub fn run(args: Args) -> Outcome {
         .collect();
     let mut cores = Vec::new();
     for thread in threads {
-        cores.push(thread.join().map_err(|_| Failure { message: "a replay thread panicked".into(), exit: Exit::Internal })?);
+        cores.push(
+            thread.join().map_err(|_| Failure { message: "a replay thread panicked".into(), exit: Exit::Internal })?,
+        );
     }
     if args.json {
-        println!("{}", json!({"file": args.file, "skipped": skipped, "damage": damage, "bytes": bytes, "cores": cores.iter().map(core_json).collect::<Vec<_>>()}));
+        println!(
+            "{}",
+            json!({"file": args.file, "skipped": skipped, "damage": damage, "bytes": bytes, "cores": cores.iter().map(core_json).collect::<Vec<_>>()})
+        );
     } else {
-        println!("{}: {} packets, {bytes} bytes in memory, {skipped} other frames left out", args.file, image.packets());
+        println!(
+            "{}: {} packets, {bytes} bytes in memory, {skipped} other frames left out",
+            args.file,
+            image.packets()
+        );
         cores.iter().for_each(print_core);
     }
     Ok(if damage > 0 { Exit::Damage } else { Exit::Done })
@@ -114,8 +127,10 @@ fn print_core(core: &CoreReplay) {
         core.wall_ns as f64 / core.packets as f64
     );
     for (name, times) in &core.stages {
-        let values: Vec<String> =
-            PERCENTILES.iter().map(|(p, at)| format!("{p} {:.1}", times.value_at_percentile(*at) as f64 / 1e3)).collect();
+        let values: Vec<String> = PERCENTILES
+            .iter()
+            .map(|(p, at)| format!("{p} {:.1}", times.value_at_percentile(*at) as f64 / 1e3))
+            .collect();
         println!("  {name:<18} ns a packet: mean {:.1}, {}", times.mean() / 1e3, values.join(", "));
     }
     if let Some(latency) = &core.latency {
