@@ -154,7 +154,8 @@ const ORDERS: [ByteOrder; 2] = [ByteOrder::Little, ByteOrder::Big];
 #[test]
 fn stamps_of_any_resolution_and_offset_are_read() {
     let second = 1_000_000_000i64;
-    let cases: &[(&[(u16, &[u8])], u64, i64)] = &[
+    type Options<'a> = &'a [(u16, &'a [u8])];
+    let cases: &[(Options<'_>, u64, i64)] = &[
         (&[], 1_517_058_016_623_564, 1_517_058_016_623_564_000),
         (&[(9, &[6])], 1_517_058_016_623_564, 1_517_058_016_623_564_000),
         (&[(9, &[9])], 1_517_058_016_623_564_338, 1_517_058_016_623_564_338),
