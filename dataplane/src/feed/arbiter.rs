@@ -79,6 +79,27 @@ pub trait Sink {
     fn side_state(&mut self, session: &SessionKey, side: Side, live: bool);
 }
 
+/// A bug that the simulator plants, to see that it is caught. Looked at on cold paths only.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fault {
+    /// None: what everything but the simulator uses.
+    #[default]
+    None,
+    /// The gap rule looks at the highest frontier of a live side instead of the lowest.
+    HighestFrontier,
+    /// A late fill leaves its gap as it was.
+    LateFillKeepsGap,
+    /// A message that is held already is not counted as a duplicate.
+    HeldDuplicateUncounted,
+    /// An emitted message's slots are not given back.
+    SlotsLeak,
+    /// A run that closes forgets the hole before its held messages.
+    CloseSkipsGap,
+    /// A held message is emitted from its neighbour's slot.
+    WrongSlot,
+}
+
 /// An arbiter's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct ArbiterSettings {
@@ -104,6 +125,8 @@ pub struct ArbiterSettings {
     pub streams_max: usize,
     /// Most lost ranges remembered per stream and side.
     pub gaps_max: usize,
+    #[doc(hidden)]
+    pub fault: Fault,
 }
 
 impl ArbiterSettings {
@@ -122,6 +145,7 @@ impl ArbiterSettings {
             runs_max: RUNS_MAX_DEFAULT,
             streams_max: STREAMS_MAX_DEFAULT,
             gaps_max: RANGES_MAX,
+            fault: Fault::None,
         }
     }
 
@@ -215,6 +239,11 @@ impl Arbiter {
     /// When [`Arbiter::on_tick`] is next needed, in the time of `now`; may be early, never late.
     pub fn deadline(&self) -> Option<i64> {
         (self.deadline < i64::MAX).then_some(self.deadline)
+    }
+
+    /// Free and all slots of the window's pool.
+    pub fn slots(&self) -> (u32, u32) {
+        (self.pool.free(), self.pool.capacity())
     }
 
     /// Whether `side` counts as live in any session.

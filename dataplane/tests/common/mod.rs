@@ -6,6 +6,8 @@ pub mod netns;
 
 use std::path::PathBuf;
 
+pub mod feed;
+
 /// The shared data folder (`SLUICE_DATA`, else `../shared/data` from the project's root). `None` when it is absent:
 /// the caller returns and the test counts as skipped; under `CI=true` absence is a failure.
 pub fn data() -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{ArbiterSettings, Arrival, Sink};
+use super::{ArbiterSettings, Arrival, Fault, Sink};
 use crate::feed::gap::{GapDetector, messages_from};
 use crate::feed::histogram::Histogram;
 use crate::feed::intervals::{Intervals, Known};
@@ -413,7 +413,9 @@ impl Stream {
                 self.counts.duplicate += to - at;
                 at = to;
             }
-            if self.starting || self.next < at {
+            if at == claim.end {
+                // All of it was held.
+            } else if self.starting || self.next < at {
                 self.hold(cx, delivery, at);
             } else {
                 self.through(cx, delivery, at);
@@ -462,7 +464,9 @@ impl Stream {
                 Known::Outside => self.counts.duplicate += messages,
                 Known::Forgotten => self.counts.late += messages,
                 Known::Inside => {
-                    self.gaps.remove(at, until);
+                    if cx.settings.fault != Fault::LateFillKeepsGap {
+                        self.gaps.remove(at, until);
+                    }
                     self.counts.gap -= messages;
                     self.counts.late_fill += messages;
                     self.sides[delivery.arrival.side.index()].wins += messages;
@@ -524,7 +528,7 @@ impl Stream {
         let mut held = 0;
         for (sequence, body) in (at..delivery.claim.end).zip(messages_from(&arrival.segment, at)) {
             if self.index.contains(sequence) {
-                self.counts.duplicate += 1;
+                self.counts.duplicate += u64::from(cx.settings.fault != Fault::HeldDuplicateUncounted);
                 continue;
             }
             let stored = Stored {
@@ -598,7 +602,9 @@ impl Stream {
                 return;
             }
             let holders = self.holders(cx.live).iter();
-            let lowest = holders.map(|side| self.sides[side.index()].frontier).min().unwrap_or(u64::MAX);
+            let frontiers = holders.map(|side| self.sides[side.index()].frontier);
+            let lowest = if cx.settings.fault == Fault::HighestFrontier { frontiers.max() } else { frontiers.min() };
+            let lowest = lowest.unwrap_or(u64::MAX);
             if lowest <= self.next {
                 return;
             }
@@ -608,6 +614,10 @@ impl Stream {
     }
 
     fn declare_lost<S: Sink>(&mut self, cx: &mut Context<'_, S>, to: u64) {
+        if cx.settings.fault == Fault::CloseSkipsGap && cx.live.is_empty() {
+            self.next = to;
+            return;
+        }
         self.gaps.push_above(self.next, to - 1);
         self.counts.gap += to - self.next;
         cx.sink.gap(self.id, self.next, to - 1);
@@ -624,9 +634,12 @@ impl Stream {
     /// Emits the held message `next`.
     fn emit_held<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         let slot = self.index.take(self.next).expect("the caller saw it held");
-        let stored = cx.pool.view(slot);
+        let neighbour = cx.settings.fault == Fault::WrongSlot && slot > 0;
+        let stored = cx.pool.view(slot - u32::from(neighbour));
         cx.sink.emit_held(self.id, self.next, stored.side, stored.capture_ns, stored.send_ns, stored.body);
-        cx.pool.release(slot);
+        if cx.settings.fault != Fault::SlotsLeak {
+            cx.pool.release(slot);
+        }
         self.counts.held -= 1;
         self.counts.unique += 1;
         self.next += 1;
