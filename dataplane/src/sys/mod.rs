@@ -4,11 +4,13 @@
 //! Never does: know what the bytes mean.
 #![allow(unsafe_code)]
 
+pub mod area;
 pub mod bpf;
 pub mod clock;
 pub mod cpu;
 pub mod file;
 pub mod frames;
+mod netlink;
 pub mod nic;
 pub mod signal;
 pub mod socket;

@@ -1,6 +1,9 @@
 //! What the test binaries share: where the data lies, and how a skip is said and counted.
 #![allow(dead_code)]
 
+pub mod frames;
+pub mod netns;
+
 use std::path::PathBuf;
 
 /// The shared data folder (`SLUICE_DATA`, else `../shared/data` from the project's root). `None` when it is absent:

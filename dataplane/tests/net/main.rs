@@ -4,3 +4,4 @@ mod common;
 
 mod capture;
 mod verdicts;
+mod xsk;
