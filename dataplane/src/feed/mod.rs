@@ -6,7 +6,10 @@
 pub mod arbiter;
 pub mod gap;
 pub mod generate;
+pub mod histogram;
+pub mod intervals;
 pub mod messages;
 pub mod rows;
 pub mod runs;
 pub mod split;
+pub mod window;

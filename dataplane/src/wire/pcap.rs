@@ -144,21 +144,26 @@ impl PcapHeader {
     pub fn record(&self, bytes: &[u8; PCAP_RECORD_BYTES]) -> PcapRecord {
         let field = |at| self.order.u32(bytes, at).unwrap_or(0);
         let fraction = i64::from(field(4)) * if self.nanoseconds { 1 } else { 1_000 };
+        let fraction_ok = fraction < NANOS_PER_SECOND;
+        let fraction = if fraction_ok { fraction } else { 0 };
         let (mut captured_bytes, mut original_bytes) = (field(8), field(12));
         // Before 2.3 the two lengths stood the other way round; 2.3 was written both ways.
         let swapped = self.version.1 < 3 || self.version.1 == 3 && captured_bytes > original_bytes;
         if swapped {
             std::mem::swap(&mut captured_bytes, &mut original_bytes);
         }
-        PcapRecord { capture_ns: i64::from(field(0)) * NANOS_PER_SECOND + fraction, captured_bytes, original_bytes }
+        let capture_ns = i64::from(field(0)) * NANOS_PER_SECOND + fraction;
+        PcapRecord { capture_ns, fraction_ok, captured_bytes, original_bytes }
     }
 }
 
 /// A pcap record header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PcapRecord {
-    /// Capture time, ns since the Unix epoch (the sum of the two fields, as they stand).
+    /// Capture time, ns since the Unix epoch; the whole second where the fraction is none.
     pub capture_ns: i64,
+    /// Whether the fraction is below a second.
+    pub fraction_ok: bool,
     /// Bytes that follow.
     pub captured_bytes: u32,
     /// Bytes that the frame had.

@@ -262,6 +262,9 @@ impl FileSource {
             self.report(offset, format!("the file ends inside a record ({have} of {bytes} bytes)"));
             return Ok(None);
         }
+        if !record.fraction_ok {
+            self.report(offset, "a stamp whose fraction exceeds a second: the whole second is taken".to_string());
+        }
         let at = self.input.consume(PCAP_RECORD_BYTES + bytes) + PCAP_RECORD_BYTES;
         Ok(Some(Located {
             at,
