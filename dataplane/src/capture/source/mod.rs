@@ -3,3 +3,5 @@
 //! May use: `wire`, `sys`, `units`. Never does: interpret what is above the frame.
 
 pub mod file;
+#[cfg(feature = "libpcap")]
+pub mod live;
