@@ -3,4 +3,13 @@
 //! May use: `runtime`, `config`, `feed`, `wire`, `sync`, `sys`, `units`.
 //! Never does: wait for a disk; hold a frame in the reorder window.
 
+pub mod arbiter_worker;
+pub mod conservation;
+pub mod file_worker;
+pub mod items;
+pub mod plan;
+pub mod queue_worker;
+pub mod replay;
 pub mod source;
+pub mod stats;
+pub mod status;

@@ -338,6 +338,25 @@ mod tests {
     }
 
     #[test]
+    fn the_annotated_file_equals_the_defaults() {
+        let annotated = parse(include_str!("../../../config/default.toml")).expect("parses");
+        let bare = GOOD.replace("path = \"/tmp/x\"", "path = \"/var/lib/sluice/main\"").to_string();
+        let mut bare = parse(&bare).expect("parses");
+        bare.feeds[0].sides[0].source = SourceKind::AfXdp;
+        assert_eq!(annotated, bare);
+        let text = toml::to_string(&bare).expect("prints");
+        for line in text.lines().filter(|line| line.contains('=')) {
+            let key = line.split('=').next().unwrap_or("").trim();
+            assert!(
+                include_str!("../../../config/default.toml").contains(&format!("{key} = ")),
+                "{key} is not in the annotated file"
+            );
+        }
+        assert_eq!(check(&annotated), []);
+        assert_eq!(check(&parse(include_str!("../../../config/demo.toml")).expect("parses")), []);
+    }
+
+    #[test]
     fn every_rule_names_its_key() {
         let cases = [
             ("cores = [\"rx\"]", "cores = [\"no\"]", "interface \"eth1\": cores"),

@@ -6,6 +6,7 @@
 pub mod arbiter;
 pub mod gap;
 pub mod generate;
+pub mod handoff;
 pub mod histogram;
 pub mod intervals;
 pub mod messages;

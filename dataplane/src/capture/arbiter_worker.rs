@@ -1,0 +1,603 @@
+//! The arbiter worker: one feed. Takes frames from its queues, arbitrates, hands messages to the store.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::items::RxItem;
+use super::queue_worker::parse_segment;
+use super::stats::ArbiterCounter;
+use crate::config::FeedProtocol;
+use crate::feed::arbiter::{Arbiter, ArbiterReport, Arrival, Sink};
+use crate::feed::handoff::{Handoff, MessageSpan};
+use crate::runtime::link::{LinkReceiver, LinkSender};
+use crate::runtime::worker::{Turn, Worker};
+use crate::sync::counters::CounterWriter;
+use crate::sys::clock;
+use crate::sys::frames::{Areas, FramePool, FrameToken};
+use crate::units::{AreaId, Side, StreamId};
+use crate::wire::segment::{Framing, Messages, SegmentKind, SessionKey};
+use crate::wire::{iextp, moldudp64};
+
+/// Items taken from each link per turn: as many as a queue worker passes on per turn.
+const BATCH_ITEMS: usize = 64;
+/// Bytes of a copy frame. An ordinary feed message is below 150 bytes, so one frame takes a dozen; a longer message
+/// than the frame is lost and counted, so this is above the largest UDP payload of an Ethernet frame.
+const COPY_FRAME_BYTES: u32 = 2_048;
+/// How often the report is rebuilt while somebody asks for it.
+const REPORT_EVERY_NS: i64 = 200_000_000;
+
+/// What the control thread asks of an arbiter: its report, built on the arbiter's own core when asked.
+#[derive(Default)]
+pub struct ReportDesk {
+    wanted: AtomicBool,
+    report: Mutex<Option<Arc<ArbiterReport>>>,
+}
+
+impl ReportDesk {
+    /// The newest report; asks for a newer one.
+    pub fn read(&self) -> Option<Arc<ArbiterReport>> {
+        self.wanted.store(true, Ordering::Relaxed);
+        self.report.lock().expect("nobody panics with it held").clone()
+    }
+
+    fn put(&self, report: ArbiterReport) {
+        *self.report.lock().expect("nobody panics with it held") = Some(Arc::new(report));
+    }
+}
+
+/// Where the feed's time comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimeSource {
+    /// The machine's monotonic clock.
+    Live,
+    /// The packets' stamps.
+    Packets,
+}
+
+/// Everything an arbiter worker is made of.
+pub struct ArbiterParts {
+    /// Its name.
+    pub name: String,
+    /// The feed's protocol.
+    pub protocol: FeedProtocol,
+    /// The machine.
+    pub arbiter: Arbiter,
+    /// Where time comes from.
+    pub time: TimeSource,
+    /// Store the messages.
+    pub merged: bool,
+    /// Store the frames.
+    pub raw: bool,
+    /// One link per source.
+    pub inputs: Vec<LinkReceiver<RxItem>>,
+    /// The link to the store.
+    pub store: Option<LinkSender<Handoff<FrameToken>>>,
+    /// The way home of each area's frames that this worker is done with; `None` for areas that are not its own.
+    pub returns: Vec<Option<LinkSender<FrameToken>>>,
+    /// Frames' bytes.
+    pub areas: Areas,
+    /// The copy pool's area.
+    pub copy_area: AreaId,
+    /// Frames of the copy pool.
+    pub copy_frames: u32,
+    /// Copy frames that the store is done with.
+    pub copy_returns: LinkReceiver<FrameToken>,
+    /// Its counters.
+    pub counters: CounterWriter<ArbiterCounter>,
+    /// Reports for the control thread.
+    pub desk: Arc<ReportDesk>,
+    /// Exact ranges of what could not be handed to the store.
+    pub losses: LinkSender<Loss>,
+}
+
+/// Messages or frames that could not be handed to the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Loss {
+    /// The stream.
+    pub stream: StreamId,
+    /// Why: `link_full` or `copy_pool`.
+    pub cause: &'static str,
+    /// First sequence.
+    pub first: u64,
+    /// Last sequence.
+    pub last: u64,
+}
+
+/// The arbiter worker.
+pub struct ArbiterWorker {
+    name: String,
+    protocol: FeedProtocol,
+    time: TimeSource,
+    arbiter: Arbiter,
+    areas: Areas,
+    inputs: Vec<LinkReceiver<RxItem>>,
+    outlet: Outlet,
+    desk: Arc<ReportDesk>,
+    report_at: i64,
+    stopped: bool,
+    finished: bool,
+    packet_time: i64,
+}
+
+/// The sink: everything between the machine and the store link.
+struct Outlet {
+    merged: bool,
+    raw: bool,
+    store: Option<LinkSender<Handoff<FrameToken>>>,
+    returns: Vec<Option<LinkSender<FrameToken>>>,
+    pool: Option<FramePool>,
+    copy_area: AreaId,
+    copy_frames: u32,
+    copy_returns: LinkReceiver<FrameToken>,
+    counters: CounterWriter<ArbiterCounter>,
+    losses: LinkSender<Loss>,
+    open_loss: Option<Loss>,
+    /// Where the block of the arrival that is being processed lies in its packet.
+    block_offset: u32,
+    /// The session of every stream begun so far: their count is the run's creation id.
+    begun: Vec<SessionKey>,
+    /// What the machine has emitted for this arrival, in order. It leaves when the machine has returned: until then
+    /// the arrival's bytes are borrowed, so its token stays here.
+    staged: Vec<Staged>,
+    packing: Packing,
+}
+
+/// One emission of the machine, staged.
+enum Staged {
+    /// Messages of the current arrival's own frame.
+    Current(MessageSpan),
+    /// Messages in a copy frame.
+    Copied(FrameToken, Side, MessageSpan),
+    /// An event.
+    Event(Handoff<FrameToken>),
+}
+
+/// Emissions that one arrival can stage before they are handed on early: the copy pool bounds the copied ones, gaps
+/// come at most one before each, and a few events.
+fn staged_max(copy_frames: u32) -> usize {
+    2 * copy_frames as usize + 64
+}
+
+/// Messages that are being packed into one copy frame.
+#[derive(Default)]
+struct Packing {
+    bytes: Vec<u8>,
+    span: Option<(MessageSpan, Side, i64)>,
+}
+
+impl ArbiterWorker {
+    /// Assembles the worker.
+    pub fn new(parts: ArbiterParts) -> ArbiterWorker {
+        let outlet = Outlet {
+            merged: parts.merged,
+            raw: parts.raw,
+            store: parts.store,
+            returns: parts.returns,
+            pool: None,
+            copy_area: parts.copy_area,
+            copy_frames: parts.copy_frames,
+            copy_returns: parts.copy_returns,
+            counters: parts.counters,
+            losses: parts.losses,
+            open_loss: None,
+            block_offset: 0,
+            begun: Vec::with_capacity(parts.arbiter.settings().streams_max),
+            staged: Vec::with_capacity(staged_max(parts.copy_frames)),
+            packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), span: None },
+        };
+        ArbiterWorker {
+            name: parts.name,
+            protocol: parts.protocol,
+            time: parts.time,
+            arbiter: parts.arbiter,
+            areas: parts.areas,
+            inputs: parts.inputs,
+            outlet,
+            desk: parts.desk,
+            report_at: 0,
+            stopped: false,
+            finished: false,
+            packet_time: 0,
+        }
+    }
+
+    fn on_item(&mut self, item: RxItem, now: i64) {
+        match item {
+            RxItem::Frame { token, payload_offset, payload_bytes, side, segment } => {
+                if !segment {
+                    return self.outlet.pass_raw(token, side);
+                }
+                let now = match self.time {
+                    TimeSource::Live => now,
+                    TimeSource::Packets => {
+                        self.packet_time = self.packet_time.max(token.capture_ns);
+                        self.packet_time
+                    }
+                };
+                self.on_segment(token, payload_offset, payload_bytes, side, now);
+            }
+            RxItem::End { side } => {
+                let now = if self.time == TimeSource::Live { now } else { self.packet_time };
+                self.arbiter.end_side(side, now, &mut self.outlet);
+                self.outlet.pass_on();
+            }
+        }
+    }
+
+    fn on_segment(&mut self, token: FrameToken, payload_offset: u32, payload_bytes: u32, side: Side, now: i64) {
+        let packet = self.areas.packet(&token);
+        let payload = &packet[payload_offset as usize..(payload_offset + payload_bytes) as usize];
+        let Ok(segment) = parse_segment(self.protocol, payload) else {
+            unreachable!("the source parsed these bytes");
+        };
+        self.outlet.counters.add(ArbiterCounter::Segments, 1);
+        if segment.kind == SegmentKind::Data {
+            self.outlet.counters.add(ArbiterCounter::Messages, u64::from(segment.count));
+        }
+        self.outlet.block_offset = payload_offset + header_bytes(self.protocol);
+        let arrival = Arrival { side, capture_ns: token.capture_ns, segment };
+        self.arbiter.on_segment(&arrival, now, &mut self.outlet);
+        self.outlet.flush_packing();
+        self.outlet.pass_staged(Some(token), side);
+    }
+
+    /// After the stop, when nothing more can come: the end of every side, and the last report.
+    fn finish_if_drained(&mut self, now: i64) {
+        if !self.stopped || self.finished || !self.inputs.iter().all(LinkReceiver::is_empty) {
+            return;
+        }
+        let now = if self.time == TimeSource::Live { now } else { self.packet_time };
+        self.arbiter.finish(now, &mut self.outlet);
+        self.outlet.pass_on();
+        if let Some(store) = &mut self.outlet.store {
+            store.flush();
+        }
+        self.outlet.close_loss();
+        self.desk.put(self.arbiter.report());
+        self.finished = true;
+    }
+
+    fn report_if_wanted(&mut self, now: i64) {
+        if now >= self.report_at && self.desk.wanted.swap(false, Ordering::Relaxed) {
+            self.report_at = now + REPORT_EVERY_NS;
+            self.desk.put(self.arbiter.report());
+        }
+    }
+}
+
+/// Bytes before a segment's block.
+fn header_bytes(protocol: FeedProtocol) -> u32 {
+    match protocol {
+        FeedProtocol::IexTp => iextp::HEADER_BYTES as u32,
+        FeedProtocol::MoldUdp64 => moldudp64::HEADER_BYTES as u32,
+    }
+}
+
+impl Outlet {
+    /// Passes on what the machine emitted without an arrival (a tick, an end).
+    fn pass_on(&mut self) {
+        self.flush_packing();
+        self.pass_staged(None, Side::A);
+    }
+
+    /// Passes on what the machine emitted, in its order; `token` is the arrival's own frame.
+    fn pass_staged(&mut self, token: Option<FrameToken>, side: Side) {
+        let mut token = token;
+        let mut staged = std::mem::take(&mut self.staged);
+        for emission in staged.drain(..) {
+            match emission {
+                Staged::Current(span) => {
+                    let token = token.take().expect("the machine emits an arrival's last part once");
+                    self.hand_over(token, side, span, self.raw);
+                }
+                Staged::Copied(token, side, span) => self.hand_over(token, side, span, false),
+                Staged::Event(event) => self.event(event),
+            }
+        }
+        self.staged = staged;
+        if let Some(token) = token {
+            self.pass_raw(token, side);
+        }
+    }
+
+    /// Stages an emission. The vector has room for every emission of one arrival; a grown one would show in the
+    /// allocation test.
+    fn stage(&mut self, emission: Staged) {
+        self.staged.push(emission);
+    }
+
+    fn take_home(&mut self) -> usize {
+        let mut home = 0;
+        let pool = self.pool.as_mut().expect("started");
+        while let Some(token) = self.copy_returns.pop() {
+            pool.give_back(token);
+            home += 1;
+        }
+        self.counters.set(ArbiterCounter::CopyFramesHome, pool.free() as u64);
+        home
+    }
+
+    /// A token's way home. The link is as large as the area has frames, so it cannot be full.
+    fn release(&mut self, token: FrameToken) {
+        let area = usize::from(token.area.0);
+        if token.area == self.copy_area {
+            return self.pool.as_mut().expect("started").give_back(token);
+        }
+        let link = self.returns[area].as_mut().expect("a frame of a source that feeds this arbiter");
+        assert!(link.push(token).is_ok(), "a return link as large as its area was full");
+    }
+
+    /// A frame of which only the raw bytes are wanted, if they are.
+    fn pass_raw(&mut self, token: FrameToken, side: Side) {
+        if !self.raw {
+            return self.release(token);
+        }
+        let Some(store) = &mut self.store else { return self.release(token) };
+        match store.push(Handoff::Frame { token, side, messages: None, raw: true }) {
+            Ok(()) => self.counters.add(ArbiterCounter::HandedRaw, 1),
+            Err(Handoff::Frame { token, .. }) => {
+                self.counters.add(ArbiterCounter::LostRaw, 1);
+                self.release(token);
+            }
+            Err(_) => unreachable!("a frame was pushed"),
+        }
+    }
+
+    fn hand_over(&mut self, token: FrameToken, side: Side, span: MessageSpan, raw: bool) {
+        let Some(store) = &mut self.store else {
+            self.counters.add(ArbiterCounter::NotStored, u64::from(span.count));
+            return self.release(token);
+        };
+        if !self.merged {
+            self.counters.add(ArbiterCounter::NotStored, u64::from(span.count));
+            return if raw { self.pass_raw(token, side) } else { self.release(token) };
+        }
+        match store.push(Handoff::Frame { token, side, messages: Some(span), raw }) {
+            Ok(()) => {
+                self.counters.add(ArbiterCounter::Handed, u64::from(span.count));
+                self.counters.add(ArbiterCounter::HandedRaw, u64::from(raw));
+            }
+            Err(Handoff::Frame { token, .. }) => {
+                self.counters.add(ArbiterCounter::LostLinkFull, u64::from(span.count));
+                self.counters.add(ArbiterCounter::LostRaw, u64::from(raw));
+                self.lose(span.stream, "link_full", span.first, span.first + u64::from(span.count) - 1);
+                self.release(token);
+            }
+            Err(_) => unreachable!("a frame was pushed"),
+        }
+    }
+
+    /// An event for the store. It must not be lost, or what follows it could not be read; without room it is lost
+    /// all the same, and the store says so when it meets an unknown stream.
+    fn event(&mut self, event: Handoff<FrameToken>) {
+        if let Some(store) = &mut self.store {
+            let _ = store.push(event);
+        }
+    }
+
+    fn lose(&mut self, stream: StreamId, cause: &'static str, first: u64, last: u64) {
+        match &mut self.open_loss {
+            Some(open) if open.stream == stream && open.cause == cause && open.last + 1 == first => open.last = last,
+            open => {
+                if let Some(closed) = open.replace(Loss { stream, cause, first, last }) {
+                    let _ = self.losses.push(closed);
+                }
+            }
+        }
+    }
+
+    fn close_loss(&mut self) {
+        if let Some(loss) = self.open_loss.take() {
+            let _ = self.losses.push(loss);
+            self.losses.flush();
+        }
+    }
+
+    /// Adds one message to the copy frame that is being packed.
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
+    fn pack(
+        &mut self,
+        stream: StreamId,
+        sequence: u64,
+        side: Side,
+        capture_ns: i64,
+        send_ns: Option<i64>,
+        late_fill: bool,
+        body: &[u8],
+    ) {
+        let bytes = body.len() + 2;
+        if let Some((span, packed_side, packed_ns)) = &self.packing.span {
+            let joins = span.stream == stream
+                && span.first + u64::from(span.count) == sequence
+                && (*packed_side, *packed_ns, span.send_ns, span.late_fill) == (side, capture_ns, send_ns, late_fill)
+                && self.packing.bytes.len() + bytes <= COPY_FRAME_BYTES as usize;
+            if !joins {
+                self.flush_packing();
+            }
+        }
+        if bytes > COPY_FRAME_BYTES as usize {
+            self.counters.add(ArbiterCounter::LostCopyPool, 1);
+            return self.lose(stream, "copy_pool", sequence, sequence);
+        }
+        let (span, _, _) = self.packing.span.get_or_insert((
+            MessageSpan {
+                stream,
+                first: sequence,
+                count: 0,
+                offset: 0,
+                bytes: 0,
+                framing: Framing::U16Le,
+                late_fill,
+                send_ns,
+            },
+            side,
+            capture_ns,
+        ));
+        span.count += 1;
+        span.bytes += bytes as u32;
+        self.packing.bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
+        self.packing.bytes.extend_from_slice(body);
+    }
+
+    /// Sends what has been packed.
+    fn flush_packing(&mut self) {
+        let Some((span, side, capture_ns)) = self.packing.span.take() else { return };
+        let pool = self.pool.as_mut().expect("started");
+        match pool.take() {
+            Some(mut filling) => {
+                let bytes = self.packing.bytes.len();
+                filling.bytes()[..bytes].copy_from_slice(&self.packing.bytes);
+                let token = filling.into_token(bytes, capture_ns);
+                self.packing.bytes.clear();
+                self.stage(Staged::Copied(token, side, span));
+            }
+            None => {
+                self.packing.bytes.clear();
+                self.counters.add(ArbiterCounter::LostCopyPool, u64::from(span.count));
+                self.lose(span.stream, "copy_pool", span.first, span.first + u64::from(span.count) - 1);
+            }
+        }
+    }
+}
+
+impl Sink for Outlet {
+    fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, base: u64) {
+        self.flush_packing();
+        let run = self.begun.iter().filter(|begun| *begun == key).count() as u32;
+        self.begun.push(*key);
+        self.stage(Staged::Event(Handoff::StreamBegin { stream, key: *key, run, base }));
+    }
+
+    fn emit_arrival(
+        &mut self,
+        stream: StreamId,
+        arrival: &Arrival<'_>,
+        from: u64,
+        to: u64,
+        last: bool,
+        late_fill: bool,
+    ) {
+        self.flush_packing();
+        let segment = &arrival.segment;
+        let mut walk = Messages::new(segment.block, segment.framing);
+        for _ in segment.first..from {
+            walk.next();
+        }
+        let skipped = segment.block.len() - walk.rest().len();
+        let bytes = if to == segment.first + u64::from(segment.count) {
+            walk.rest().len()
+        } else {
+            let rest = walk.rest().len();
+            for _ in from..to {
+                walk.next();
+            }
+            rest - walk.rest().len()
+        };
+        if last {
+            let span = MessageSpan {
+                stream,
+                first: from,
+                count: (to - from) as u32,
+                offset: self.block_offset + skipped as u32,
+                bytes: bytes as u32,
+                framing: segment.framing,
+                late_fill,
+                send_ns: segment.send_ns,
+            };
+            return self.stage(Staged::Current(span));
+        }
+        let run = &segment.block[skipped..skipped + bytes];
+        for (index, body) in Messages::new(run, segment.framing).enumerate() {
+            let sequence = from + index as u64;
+            self.pack(stream, sequence, arrival.side, arrival.capture_ns, segment.send_ns, late_fill, body);
+        }
+        self.flush_packing();
+    }
+
+    fn emit_held(&mut self, stream: StreamId, sequence: u64, side: Side, capture_ns: i64, send_ns: i64, body: &[u8]) {
+        self.pack(stream, sequence, side, capture_ns, (send_ns != i64::MIN).then_some(send_ns), false, body);
+    }
+
+    fn emit_late_copy(
+        &mut self,
+        stream: StreamId,
+        sequence: u64,
+        side: Side,
+        capture_ns: i64,
+        send_ns: i64,
+        body: &[u8],
+    ) {
+        self.pack(stream, sequence, side, capture_ns, (send_ns != i64::MIN).then_some(send_ns), true, body);
+    }
+
+    fn gap(&mut self, stream: StreamId, first: u64, last: u64) {
+        self.flush_packing();
+        self.stage(Staged::Event(Handoff::Gap { stream, first, last, capture_ns: clock::utc_ns() }));
+    }
+
+    fn stream_end(&mut self, stream: StreamId) {
+        self.flush_packing();
+        self.stage(Staged::Event(Handoff::StreamEnd { stream }));
+    }
+
+    fn side_state(&mut self, _session: &SessionKey, _side: Side, _live: bool) {}
+}
+
+impl Worker for ArbiterWorker {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stage(&self) -> u8 {
+        1
+    }
+
+    fn start(&mut self, _turn: &mut Turn<'_>) -> Result<Vec<RawFd>, String> {
+        let pool = FramePool::new(self.outlet.copy_area, self.outlet.copy_frames, COPY_FRAME_BYTES);
+        self.areas.set(self.outlet.copy_area, pool.area());
+        self.outlet.pool = Some(pool);
+        Ok(Vec::new())
+    }
+
+    fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
+        let mut work = self.outlet.take_home();
+        for input in 0..self.inputs.len() {
+            for _ in 0..BATCH_ITEMS {
+                let Some(item) = self.inputs[input].pop() else { break };
+                self.on_item(item, turn.now);
+                work += 1;
+            }
+        }
+        if self.time == TimeSource::Live && self.arbiter.deadline().is_some_and(|deadline| deadline <= turn.now) {
+            self.arbiter.on_tick(turn.now, &mut self.outlet);
+            self.outlet.pass_on();
+            work += 1;
+        }
+        if work > 0 {
+            if let Some(store) = &mut self.outlet.store {
+                store.flush();
+            }
+            for link in self.outlet.returns.iter_mut().flatten() {
+                link.flush();
+            }
+        } else {
+            self.outlet.close_loss();
+            self.finish_if_drained(turn.now);
+        }
+        self.report_if_wanted(turn.now);
+        work
+    }
+
+    fn deadline(&self) -> Option<i64> {
+        if self.time == TimeSource::Live { self.arbiter.deadline() } else { None }
+    }
+
+    fn stop(&mut self, _turn: &mut Turn<'_>) {
+        self.stopped = true;
+    }
+
+    fn drained(&self) -> bool {
+        self.stopped && self.finished
+    }
+}

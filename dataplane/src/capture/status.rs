@@ -1,0 +1,450 @@
+//! What the capture job shows of itself: `/status`, `/metrics`, the conservation table.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use super::arbiter_worker::Loss;
+use super::conservation::{Identity, residue};
+use super::plan::{FeedView, QueueView, SideView};
+use super::stats::{ArbiterCounter, QueueCounter, RawReason, SideCounter};
+use crate::feed::arbiter::{ArbiterReport, StreamReport};
+use crate::runtime::metrics::{Kind, Sample, Source};
+
+/// Loss ranges kept for `/status`; older ones are only in the counters.
+const LOSSES_MAX: usize = 1_024;
+
+/// What an interface's XDP program counted on one queue, and how it runs.
+#[derive(Clone, Debug, Default)]
+pub struct XdpQueue {
+    /// Interface (as configured).
+    pub interface: String,
+    /// Receive queue.
+    pub queue: u32,
+    /// (reason, count).
+    pub counts: Vec<(&'static str, u64)>,
+}
+
+/// What an interface really runs as.
+#[derive(Clone, Debug, Default)]
+pub struct InterfaceMode {
+    /// Interface (as configured).
+    pub interface: String,
+    /// Where the program is attached: `native`, `generic`, ….
+    pub xdp: String,
+    /// Whether every socket got zero-copy.
+    pub zero_copy: bool,
+    /// Bytes of a frame's chunk.
+    pub chunk_bytes: u32,
+    /// Frames over several chunks are taken.
+    pub multi_buffer: bool,
+}
+
+/// Reads the XDP programs' counters; they stay readable after the detach.
+pub type XdpReader = Box<dyn Fn() -> Vec<XdpQueue> + Send + Sync>;
+
+/// The store's side of a feed's books, told by the store job: (feed, stored, store_lost, in_flight) in messages.
+pub type StoreBooks = Box<dyn Fn() -> Vec<StoreBook> + Send + Sync>;
+
+/// One feed's messages in its store.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StoreBook {
+    /// The feed.
+    pub feed: String,
+    /// Messages taken from the link.
+    pub taken: u64,
+    /// Messages in completed writes.
+    pub stored: u64,
+    /// Messages that could not be stored.
+    pub lost: u64,
+    /// Messages in blocks that are not written yet.
+    pub in_flight: u64,
+}
+
+/// The capture job's status source.
+pub struct CaptureStatus {
+    queues: Vec<QueueView>,
+    sides: Vec<SideView>,
+    feeds: Vec<FeedView>,
+    damage: Arc<Mutex<Vec<String>>>,
+    losses: Mutex<Vec<(String, Loss)>>,
+    xdp: XdpReader,
+    modes: Vec<InterfaceMode>,
+    books: StoreBooks,
+}
+
+impl CaptureStatus {
+    /// A source over the plan's views.
+    pub fn new(
+        queues: Vec<QueueView>,
+        sides: Vec<SideView>,
+        feeds: Vec<FeedView>,
+        damage: Arc<Mutex<Vec<String>>>,
+        xdp: XdpReader,
+        modes: Vec<InterfaceMode>,
+        books: StoreBooks,
+    ) -> CaptureStatus {
+        CaptureStatus { queues, sides, feeds, damage, losses: Mutex::default(), xdp, modes, books }
+    }
+
+    /// Whether every source has come to its end (files only).
+    pub fn ended(&self) -> bool {
+        !self.queues.is_empty() && self.queues.iter().all(|queue| queue.counters.get(QueueCounter::Ended) == 1)
+    }
+
+    /// Damage found in files, a line each.
+    pub fn damage(&self) -> Vec<String> {
+        self.damage.lock().expect("nobody panics with it held").clone()
+    }
+
+    /// The newest reports, by feed.
+    pub fn reports(&self) -> Vec<(String, Option<Arc<ArbiterReport>>)> {
+        self.feeds.iter().map(|feed| (feed.name.clone(), feed.desk.read())).collect()
+    }
+
+    /// Every identity of CONTRACTS §3 that this job's terms can form.
+    pub fn conservation(&self) -> Vec<Identity> {
+        let mut table = Vec::new();
+        let xdp = (self.xdp)();
+        for queue in &self.queues {
+            self.frame_identities(queue, &xdp, &mut table);
+        }
+        let books = (self.books)();
+        for feed in &self.feeds {
+            self.feed_identities(feed, books.iter().find(|book| book.feed == feed.name), &mut table);
+        }
+        table
+    }
+
+    fn frame_identities(&self, queue: &QueueView, xdp: &[XdpQueue], table: &mut Vec<Identity>) {
+        let of = format!("{} queue {}", queue.source, queue.queue);
+        let get = |counter| queue.counters.get(counter);
+        let program = xdp.iter().find(|x| x.interface == queue.source && x.queue == queue.queue);
+        if let Some(redirected) = program.and_then(|x| x.counts.iter().find(|(name, _)| *name == "redirected")) {
+            table.push(Identity::new(
+                of.clone(),
+                "redirected = received + rx_dropped + rx_ring_full",
+                ("redirected", redirected.1),
+                vec![
+                    ("received", get(QueueCounter::Received)),
+                    ("rx_dropped", get(QueueCounter::RxDropped)),
+                    ("rx_ring_full", get(QueueCounter::RxRingFull)),
+                ],
+            ));
+        }
+        table.push(Identity::new(
+            of,
+            "received = data segments + heartbeats + raw-only + link_full",
+            ("received", get(QueueCounter::Received)),
+            vec![
+                ("data_segments", get(QueueCounter::DataSegments)),
+                ("heartbeats", get(QueueCounter::Heartbeats)),
+                ("raw_only", RawReason::all().map(|reason| get(QueueCounter::RawOnly(reason))).sum()),
+                ("link_full", get(QueueCounter::LinkFull)),
+            ],
+        ));
+    }
+
+    fn feed_identities(&self, feed: &FeedView, book: Option<&StoreBook>, table: &mut Vec<Identity>) {
+        let of = format!("feed {}", feed.name);
+        let sides = self.sides.iter().filter(|side| side.feed == feed.name);
+        let sent: u64 = sides.map(|side| side.counters.get(SideCounter::Messages)).sum();
+        table.push(Identity::new(
+            of.clone(),
+            "messages passed on by the queues = messages taken by the arbiter",
+            ("passed_on", sent),
+            vec![("taken", feed.counters.get(ArbiterCounter::Messages))],
+        ));
+        let Some(report) = feed.desk.read() else { return };
+        stream_identities(&of, feed, &report, table);
+        let emitted: u64 = report.streams.iter().map(|s| s.counts.unique + s.counts.late_fill).sum();
+        let (taken, stored, lost, in_flight) = match book {
+            Some(book) => (book.taken, book.stored, book.lost, book.in_flight),
+            None => (0, 0, 0, 0),
+        };
+        let dropped = feed.counters.get(ArbiterCounter::LostLinkFull) + feed.counters.get(ArbiterCounter::LostCopyPool);
+        let not_stored = feed.counters.get(ArbiterCounter::NotStored);
+        table.push(Identity::new(
+            of.clone(),
+            "handed to the store = taken by the store",
+            ("handed", feed.counters.get(ArbiterCounter::Handed)),
+            vec![("taken", taken)],
+        ));
+        table.push(Identity::new(
+            of,
+            "unique + late_fill = stored + store_lost + in_flight",
+            ("emitted", emitted),
+            vec![
+                ("stored", stored),
+                ("store_lost", lost + dropped),
+                ("in_flight", in_flight),
+                ("not_stored", not_stored),
+            ],
+        ));
+    }
+
+    fn collect_losses(&self) {
+        let mut losses = self.losses.lock().expect("nobody panics with it held");
+        for feed in &self.feeds {
+            let mut link = feed.losses.lock().expect("nobody panics with it held");
+            while let Some(loss) = link.pop() {
+                if losses.len() < LOSSES_MAX {
+                    losses.push((feed.name.clone(), loss));
+                }
+            }
+        }
+    }
+}
+
+fn stream_identities(of: &str, feed: &FeedView, report: &ArbiterReport, table: &mut Vec<Identity>) {
+    let offered: u64 = report.streams.iter().map(|s| s.counts.offered).sum::<u64>() + report.unattributed.offered;
+    table.push(Identity::new(
+        of.to_string(),
+        "messages taken by the arbiter = Σ over streams",
+        ("taken", feed.counters.get(ArbiterCounter::Messages)),
+        vec![("streams", offered)],
+    ));
+    for stream in &report.streams {
+        let counts = &stream.counts;
+        table.push(Identity::new(
+            stream.stream.clone(),
+            "Σ counts = unique + duplicate + late_fill + late + rejected + held + pending",
+            ("offered", counts.offered),
+            vec![
+                ("unique", counts.unique),
+                ("duplicate", counts.duplicate),
+                ("late_fill", counts.late_fill),
+                ("late", counts.late),
+                ("rejected", counts.rejected_wild + counts.rejected_overflow + counts.rejected_limit),
+                ("held", counts.held),
+                ("pending", counts.pending),
+            ],
+        ));
+        table.push(Identity::new(
+            stream.stream.clone(),
+            "frontier − base = unique + late_fill + gap + held + missing",
+            ("frontier − base", counts.frontier - counts.base),
+            vec![
+                ("unique", counts.unique),
+                ("late_fill", counts.late_fill),
+                ("gap", counts.gap),
+                ("held", counts.held),
+                ("missing", stream.missing),
+            ],
+        ));
+    }
+}
+
+impl Source for CaptureStatus {
+    fn samples(&self, out: &mut Vec<Sample>) {
+        for queue in &self.queues {
+            queue_samples(queue, out);
+        }
+        for program in (self.xdp)() {
+            for (reason, count) in &program.counts {
+                out.push(Sample {
+                    name: "sluice_capture_xdp_frames",
+                    help: "Frames that the XDP program saw, by what it did with them",
+                    kind: Kind::Counter,
+                    labels: vec![
+                        ("interface", program.interface.clone()),
+                        ("queue", program.queue.to_string()),
+                        ("reason", (*reason).to_string()),
+                    ],
+                    value: *count as f64,
+                });
+            }
+        }
+        for mode in &self.modes {
+            out.push(Sample {
+                name: "sluice_capture_zero_copy",
+                help: "Whether every socket of the interface runs in zero-copy mode",
+                kind: Kind::Gauge,
+                labels: vec![("interface", mode.interface.clone()), ("xdp", mode.xdp.clone())],
+                value: f64::from(u8::from(mode.zero_copy)),
+            });
+        }
+        for (feed, report) in self.reports() {
+            let Some(report) = report else { continue };
+            for stream in &report.streams {
+                stream_samples(&feed, stream, out);
+            }
+        }
+        out.push(Sample {
+            name: "sluice_capture_conservation_residue",
+            help: "Sum of the residues of the conservation table; in flight while running, 0 when drained",
+            kind: Kind::Gauge,
+            labels: Vec::new(),
+            value: residue(&self.conservation()) as f64,
+        });
+    }
+
+    fn status(&self) -> (&'static str, Value) {
+        self.collect_losses();
+        let table = self.conservation();
+        let queues: Vec<Value> = self.queues.iter().map(queue_json).collect();
+        let sides: Vec<Value> = self
+            .sides
+            .iter()
+            .map(|side| {
+                let get = |counter| side.counters.get(counter);
+                json!({
+                    "feed": side.feed, "side": side.side.to_string(),
+                    "source": self.queues[side.queue].source, "queue": self.queues[side.queue].queue,
+                    "segments": get(SideCounter::Segments), "messages": get(SideCounter::Messages),
+                    "link_full": get(SideCounter::LinkFull), "link_full_messages": get(SideCounter::LinkFullMessages),
+                })
+            })
+            .collect();
+        let feeds: Vec<Value> = self.feeds.iter().map(feed_json).collect();
+        let xdp: Vec<Value> = (self.xdp)()
+            .iter()
+            .map(|x| {
+                let counts: serde_json::Map<String, Value> =
+                    x.counts.iter().map(|(name, count)| ((*name).to_string(), json!(count))).collect();
+                json!({"interface": x.interface, "queue": x.queue, "frames": counts})
+            })
+            .collect();
+        let modes: Vec<Value> = self
+            .modes
+            .iter()
+            .map(|mode| {
+                json!({"interface": mode.interface, "xdp": mode.xdp, "zero_copy": mode.zero_copy,
+                       "chunk_bytes": mode.chunk_bytes, "multi_buffer": mode.multi_buffer})
+            })
+            .collect();
+        let losses = self.losses.lock().expect("nobody panics with it held");
+        let losses: Vec<Value> = losses
+            .iter()
+            .map(|(feed, loss)| {
+                json!({"feed": feed, "stream": loss.stream.0, "cause": loss.cause, "first": loss.first, "last": loss.last})
+            })
+            .collect();
+        let value = json!({
+            "interfaces": modes, "xdp": xdp, "queues": queues, "sides": sides, "feeds": feeds,
+            "not_handed_to_store": losses, "damage": self.damage(),
+            "conservation": table, "residue": residue(&table),
+        });
+        ("capture", value)
+    }
+}
+
+const QUEUE_TOTALS: [(&str, QueueCounter); 10] = [
+    ("received", QueueCounter::Received),
+    ("bytes", QueueCounter::Bytes),
+    ("data_segments", QueueCounter::DataSegments),
+    ("heartbeats", QueueCounter::Heartbeats),
+    ("link_full", QueueCounter::LinkFull),
+    ("unstamped", QueueCounter::Unstamped),
+    ("rx_dropped", QueueCounter::RxDropped),
+    ("rx_ring_full", QueueCounter::RxRingFull),
+    ("fill_ring_empty", QueueCounter::FillRingEmpty),
+    ("frames_home", QueueCounter::FramesHome),
+];
+
+fn queue_json(queue: &QueueView) -> Value {
+    let mut map = serde_json::Map::new();
+    map.insert("source".into(), json!(queue.source));
+    map.insert("queue".into(), json!(queue.queue));
+    map.insert("core".into(), json!(queue.core));
+    map.insert("frames".into(), json!(queue.frames));
+    for (name, counter) in QUEUE_TOTALS {
+        map.insert(name.into(), json!(queue.counters.get(counter)));
+    }
+    let raw: serde_json::Map<String, Value> = RawReason::all()
+        .map(|reason| (reason.label().to_string(), json!(queue.counters.get(QueueCounter::RawOnly(reason)))))
+        .collect();
+    map.insert("raw_only".into(), Value::Object(raw));
+    Value::Object(map)
+}
+
+fn feed_json(feed: &FeedView) -> Value {
+    let get = |counter| feed.counters.get(counter);
+    json!({
+        "feed": feed.name, "sides": feed.sides, "core": feed.core, "store": feed.store,
+        "segments": get(ArbiterCounter::Segments), "messages": get(ArbiterCounter::Messages),
+        "handed": get(ArbiterCounter::Handed), "handed_raw": get(ArbiterCounter::HandedRaw),
+        "lost_link_full": get(ArbiterCounter::LostLinkFull), "lost_copy_pool": get(ArbiterCounter::LostCopyPool),
+        "lost_raw": get(ArbiterCounter::LostRaw), "not_stored": get(ArbiterCounter::NotStored),
+        "copy_frames": feed.copy_frames, "copy_frames_home": get(ArbiterCounter::CopyFramesHome),
+        "report": feed.desk.read().as_deref(),
+    })
+}
+
+fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
+    let labels = || vec![("source", queue.source.clone()), ("queue", queue.queue.to_string())];
+    let named: [(&'static str, &'static str, QueueCounter); 9] = [
+        ("sluice_capture_frames", "Packets taken from the source", QueueCounter::Received),
+        ("sluice_capture_frame_bytes", "Bytes of the packets taken", QueueCounter::Bytes),
+        ("sluice_capture_data_segments", "Segments with messages passed on", QueueCounter::DataSegments),
+        ("sluice_capture_heartbeats", "Heartbeats passed on", QueueCounter::Heartbeats),
+        ("sluice_capture_link_full_frames", "Packets dropped because a link was full", QueueCounter::LinkFull),
+        ("sluice_capture_unstamped_frames", "Packets without a stamp in their metadata", QueueCounter::Unstamped),
+        ("sluice_capture_rx_dropped_frames", "Packets that the socket dropped", QueueCounter::RxDropped),
+        ("sluice_capture_rx_ring_full_frames", "Packets that found the receive ring full", QueueCounter::RxRingFull),
+        ("sluice_capture_fill_ring_empty", "Times the fill ring was empty", QueueCounter::FillRingEmpty),
+    ];
+    for (name, help, counter) in named {
+        out.push(Sample {
+            name,
+            help,
+            kind: Kind::Counter,
+            labels: labels(),
+            value: queue.counters.get(counter) as f64,
+        });
+    }
+    for reason in RawReason::all() {
+        let mut labels = labels();
+        labels.push(("reason", reason.label().to_string()));
+        out.push(Sample {
+            name: "sluice_capture_raw_only_frames",
+            help: "Packets that are no segment of a feed",
+            kind: Kind::Counter,
+            labels,
+            value: queue.counters.get(QueueCounter::RawOnly(reason)) as f64,
+        });
+    }
+}
+
+fn stream_samples(feed: &str, stream: &StreamReport, out: &mut Vec<Sample>) {
+    let counts = &stream.counts;
+    let labels = || vec![("feed", feed.to_string()), ("stream", stream.stream.clone())];
+    let named: [(&'static str, &'static str, u64); 7] = [
+        ("sluice_capture_unique_messages", "Messages emitted in order", counts.unique),
+        ("sluice_capture_duplicate_messages", "Messages that had come already", counts.duplicate),
+        ("sluice_capture_late_fill_messages", "Messages that came after their gap was declared", counts.late_fill),
+        ("sluice_capture_late_messages", "Other messages below the next one", counts.late),
+        (
+            "sluice_capture_rejected_messages",
+            "Messages rejected",
+            counts.rejected_wild + counts.rejected_overflow + counts.rejected_limit,
+        ),
+        ("sluice_capture_offered_messages", "Messages of all sides", counts.offered),
+        ("sluice_capture_frontier_messages", "Highest accepted end minus base", counts.frontier - counts.base),
+    ];
+    for (name, help, value) in named {
+        out.push(Sample { name, help, kind: Kind::Counter, labels: labels(), value: value as f64 });
+    }
+    out.push(Sample {
+        name: "sluice_capture_gap_messages",
+        help: "Messages lost on every side, net of late fills",
+        kind: Kind::Gauge,
+        labels: labels(),
+        value: counts.gap as f64,
+    });
+    for side in &stream.sides {
+        let labels = || {
+            let mut labels = labels();
+            labels.push(("side", side.side.to_string()));
+            labels
+        };
+        let named: [(&'static str, &'static str, u64); 3] = [
+            ("sluice_capture_side_lost_messages", "Messages that the side never delivered", side.lost),
+            ("sluice_capture_side_recovered_messages", "Of those, supplied by another side", side.recovered),
+            ("sluice_capture_side_wins_messages", "Messages of which this side's copy was first", side.wins),
+        ];
+        for (name, help, value) in named {
+            out.push(Sample { name, help, kind: Kind::Gauge, labels: labels(), value: value as f64 });
+        }
+    }
+}

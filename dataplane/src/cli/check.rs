@@ -1,0 +1,46 @@
+//! `sluice check CONFIG`: everything that `run` would refuse in the file itself; touches nothing, needs no root.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::{Exit, Failure, Outcome};
+use crate::config;
+
+/// Arguments of `sluice check`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The configuration file.
+    pub config: PathBuf,
+    /// One JSON object instead of lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Outcome {
+    let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
+    let findings = config::check(&config);
+    let frames: Vec<(String, u64, u32)> = config
+        .interfaces
+        .iter()
+        .map(|interface| (interface.name.clone(), config::frames_needed(&config, interface), interface.frames))
+        .collect();
+    if args.json {
+        let findings: Vec<_> = findings.iter().map(|f| json!({"key": f.key, "what": f.what})).collect();
+        let frames: Vec<_> =
+            frames.iter().map(|(name, needed, has)| json!({"interface": name, "needed": needed, "frames": has})).collect();
+        println!("{}", json!({"findings": findings, "frames": frames}));
+    } else {
+        for finding in &findings {
+            eprintln!("{finding}");
+        }
+        for (name, needed, has) in &frames {
+            println!("interface \"{name}\": frames = {has}; fill ring + receive ring + links can hold {needed}");
+        }
+        if findings.is_empty() {
+            println!("{}: nothing that run would refuse", args.config.display());
+        }
+    }
+    Ok(if findings.is_empty() { Exit::Done } else { Exit::Usage })
+}
