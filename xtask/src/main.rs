@@ -10,8 +10,10 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod bpf;
+mod deep;
 mod demo;
 mod docs;
+mod fetch;
 mod golden;
 mod net;
 mod setup;
@@ -52,8 +54,12 @@ enum Task {
     Bench(bench::Args),
     /// Write the generated pages under docs/reference, all or those whose name contains NAME.
     Docs(docs::Args),
+    /// Bring one day of IEX HIST into data/.
+    Fetch(fetch::Args),
     /// Cut a fixture from a capture and make its golden with a foreign decoder.
     Golden(golden::Args),
+    /// What is long or needs nightly: loom, Miri, 100,000 seeds, fuzzing. Records each run in docs/.
+    Deep(deep::Args),
 }
 
 fn main() -> ExitCode {
@@ -67,7 +73,9 @@ fn main() -> ExitCode {
         Task::Net(args) => net::run(args),
         Task::Bench(args) => bench::run(args),
         Task::Docs(args) => docs::run(args),
+        Task::Fetch(args) => fetch::run(args),
         Task::Golden(args) => golden::run(args),
+        Task::Deep(args) => deep::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

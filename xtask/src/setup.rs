@@ -105,23 +105,23 @@ fn present(probe: &Probe) -> bool {
 fn missing() -> Vec<&'static Need> {
     let mut missing: Vec<&Need> = NEEDS.iter().filter(|need| !present(&need.probe)).collect();
     let bpf: Vec<&Need> = BPF_NEEDS.iter().filter(|need| !present(&need.probe)).collect();
-    if !bpf.is_empty() && rustup_source().is_none() {
+    if !bpf.is_empty() && !rustup_nightly() {
         missing.extend(bpf);
     }
     missing
 }
 
-/// The library source of a rustup nightly, which rebuilds the XDP program as well.
-fn rustup_source() -> Option<PathBuf> {
-    let home = std::env::var_os("RUSTUP_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".rustup")))?;
-    let toolchains = std::fs::read_dir(home.join("toolchains")).ok()?;
-    toolchains
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("nightly"))
-        .map(|entry| entry.path().join("lib/rustlib/src/rust/library/Cargo.lock"))
-        .find(|lock| lock.is_file())
+/// A rustup nightly that rebuilds the XDP program as well: the library's source and a code generator.
+fn rustup_nightly() -> bool {
+    let home = std::env::var_os("RUSTUP_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".rustup")));
+    let Some(Ok(toolchains)) = home.map(|home| std::fs::read_dir(home.join("toolchains"))) else { return false };
+    toolchains.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("nightly")).any(|entry| {
+        let rustlib = entry.path().join("lib/rustlib");
+        let hosts = std::fs::read_dir(&rustlib).into_iter().flatten().flatten();
+        rustlib.join("src/rust/library/Cargo.lock").is_file()
+            && hosts.map(|host| host.path()).any(|host| host.join("bin/llc").is_file())
+    })
 }
 
 /// rustfmt and clippy come with a full rustup profile, not with a minimal one.
@@ -182,15 +182,10 @@ fn bpf_toolchain(elevate: &'static [&'static str], packages: &[&str]) -> Result<
         return shell::run(apt(elevate, &["install", "-y", "--no-install-recommends"]).args(packages));
     }
     println!("setup: this release has no rustc-web; rustup's nightly with rust-src rebuilds the XDP program instead");
-    shell::run(shell::command("rustup").args([
-        "toolchain",
-        "install",
-        "nightly",
-        "--profile",
-        "minimal",
-        "--component",
-        "rust-src",
-    ]))
+    let components = ["--component", "rust-src", "--component", "llvm-tools"];
+    shell::run(
+        shell::command("rustup").args(["toolchain", "install", "nightly", "--profile", "minimal"]).args(components),
+    )
 }
 
 /// The words before `apt-get`: none as root, sudo where it asks nothing; `None` where neither is.

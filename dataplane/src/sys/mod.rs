@@ -12,6 +12,7 @@ pub mod file;
 pub mod frames;
 mod netlink;
 pub mod nic;
+pub mod packet_tx;
 pub mod signal;
 pub mod socket;
 pub mod uring;

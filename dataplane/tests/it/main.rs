@@ -1,4 +1,7 @@
 //! Tests that need no privileges: real data, bad bytes, command-line goldens.
+// How long a command took is measured in real time.
+#![allow(clippy::disallowed_methods)]
+
 #[path = "../common/mod.rs"]
 mod common;
 

@@ -1,7 +1,11 @@
 //! Tests that need root: AF_XDP on veth pairs in network namespaces of their own.
+// Real sockets and links are waited for in real time.
+#![allow(clippy::disallowed_methods)]
+
 #[path = "../common/mod.rs"]
 mod common;
 
 mod capture;
+mod play;
 mod verdicts;
 mod xsk;
