@@ -42,6 +42,8 @@ pub struct PlannedQueue {
     pub interface: Interface,
     /// The receive queue.
     pub queue: u32,
+    /// The area that its frames are known by.
+    pub area: AreaId,
 }
 
 /// What is known of a running queue.
@@ -152,7 +154,10 @@ fn sources(config: &Config, queue_counts: &QueueCounts) -> Result<Vec<SourceSpec
                 interface.name
             ));
         }
-        sources.extend((0..has).map(|queue| SourceSpec::Queue(PlannedQueue { interface: interface.clone(), queue })));
+        for queue in 0..has {
+            let area = AreaId(sources.len() as u16);
+            sources.push(SourceSpec::Queue(PlannedQueue { interface: interface.clone(), queue, area }));
+        }
     }
     for (index, feed) in config.feeds.iter().enumerate() {
         if feed.sides.iter().any(|side| side.source == SourceKind::File) {
@@ -258,14 +263,15 @@ impl<'a> Builder<'a> {
         for (port, &feed) in served.iter().enumerate() {
             destinations.extend(self.destinations(port, &self.config.feeds[feed], interface)?);
         }
-        let returns = self.return_links(id, interface.frames as usize, core, &served)?;
+        let tokens_max = queue.tokens_max();
+        let returns = self.return_links(id, tokens_max as usize, core, &served)?;
         let ports = served.iter().map(|&feed| self.feed_port(feed)).collect::<Result<_, _>>()?;
         let (writer, reader) = counters();
         self.queues.push(QueueView {
             source: interface.name.clone(),
             queue: planned.queue,
             core: core.clone(),
-            frames: interface.frames,
+            frames: tokens_max,
             counters: reader,
         });
         let name = format!("rx {} queue {}", interface.name, planned.queue);

@@ -38,6 +38,8 @@ pub trait FrameQueue: Send {
     fn refill(&mut self);
     /// (rx_dropped, rx_ring_full, fill_ring_empty, unstamped) since the start.
     fn losses(&mut self) -> [u64; 4];
+    /// Tokens that can be out at once: what a return link must hold so that a return cannot fail.
+    fn tokens_max(&self) -> u32;
     /// The frames' link type.
     fn link_type(&self) -> LinkType {
         LinkType::Ethernet

@@ -28,8 +28,10 @@ pub fn run(args: Args) -> Outcome {
         .collect();
     if args.json {
         let findings: Vec<_> = findings.iter().map(|f| json!({"key": f.key, "what": f.what})).collect();
-        let frames: Vec<_> =
-            frames.iter().map(|(name, needed, has)| json!({"interface": name, "needed": needed, "frames": has})).collect();
+        let frames: Vec<_> = frames
+            .iter()
+            .map(|(name, needed, has)| json!({"interface": name, "needed": needed, "frames": has}))
+            .collect();
         println!("{}", json!({"findings": findings, "frames": frames}));
     } else {
         for finding in &findings {

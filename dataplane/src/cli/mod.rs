@@ -6,9 +6,15 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+pub mod appliance;
+pub mod check;
+pub mod explain;
 pub mod feed;
 pub mod reference;
+pub mod run;
+pub mod stat;
 pub mod store;
+pub mod tables;
 
 /// What a command ends with (CONTRACTS: exit codes).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +70,12 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Start the appliance.
+    Run(run::Args),
+    /// Find everything that run would refuse in a configuration; no root needed.
+    Check(check::Args),
+    /// Show the live counters of a running appliance.
+    Stat(stat::Args),
     /// Look at, cut, generate and play feeds.
     #[command(subcommand)]
     Feed(feed::Command),
@@ -78,7 +90,11 @@ pub enum Command {
 /// Parses the process's arguments, runs the command, prints its failure.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    log_to_stderr();
     let outcome = match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
         Command::Store(command) => store::run(command),
         Command::Reference(args) => reference::run(args),
@@ -89,5 +105,17 @@ pub fn main() -> ExitCode {
             eprintln!("sluice: {}", failure.message);
             ExitCode::from(failure.exit as u8)
         }
+    }
+}
+
+/// Logs go to standard error: text on a terminal, JSON lines elsewhere; `SLUICE_LOG` filters (default `info`).
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        builder.init();
+    } else {
+        builder.json().init();
     }
 }

@@ -33,8 +33,11 @@ pub fn run(args: Args) -> Outcome {
         (None, Some(path)) => config::load(path).map_err(|error| Failure::usage(error.to_string()))?.control.listen,
         (None, None) => config::Control::default().listen,
     };
-    let body = get(address, "/status")
-        .map_err(|error| Failure::host(format!("no appliance answers at {address}: {error}; is it running, and is this its control.listen?")))?;
+    let body = get(address, "/status").map_err(|error| {
+        Failure::host(format!(
+            "no appliance answers at {address}: {error}; is it running, and is this its control.listen?"
+        ))
+    })?;
     if args.json {
         println!("{}", body.trim_end());
         return Ok(Exit::Done);

@@ -117,6 +117,15 @@ fn check_names(config: &Config, findings: &mut Findings) {
             );
         }
     }
+    let mut store_cores = BTreeMap::new();
+    for store in &config.stores {
+        if let Some(other) = store_cores.insert(&store.core, &store.name) {
+            findings.add(
+                format!("store \"{}\": core", store.name),
+                format!("core \"{}\" is store \"{other}\"'s already: a core's io_uring registers one store's blocks; give each store a core of its own", store.core),
+            );
+        }
+    }
     let mut paths = BTreeMap::new();
     for store in &config.stores {
         if let Some(other) = paths.insert(&store.path, &store.name) {

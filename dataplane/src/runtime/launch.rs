@@ -20,6 +20,10 @@ const IDLE_ROUNDS_BEFORE_PARK: u32 = 200;
 const IDLE_ROUNDS_BEFORE_YIELD: u32 = 2_000;
 /// Longest sleep: bounds how late a stop, a heartbeat and a timer without deadline can be.
 const PARK_NS_MAX: i64 = 50_000_000;
+/// Requests that a core queues before it must enter the kernel: more writes than a store has blocks by default.
+const RING_ENTRIES: u32 = 256;
+/// Kernel io workers of each kind per core: writes to preallocated files need none.
+const IO_WORKERS_MAX: u32 = 2;
 /// Completions with this worker number only wake the core.
 const WAKE_WORKER: u16 = u16::MAX;
 /// No stop has been asked for.
@@ -33,6 +37,8 @@ pub struct CorePlan {
     pub cpu: Option<usize>,
     /// What it does without work.
     pub idle: Idle,
+    /// Where the kernel's io workers of this core's io_uring may run: the CPUs of no core.
+    pub io_cpus: Vec<usize>,
     /// What wakes it.
     pub doorbell: Arc<Doorbell>,
     /// Its workers.
@@ -283,8 +289,8 @@ impl Core {
                 "cannot pin to cpu {cpu}: this process may use {allowed:?}; set another cpu or widen its cpuset"
             ));
         }
-        let mut ring = CoreRing::new().map_err(|error| error.to_string())?;
-        ring.enable().map_err(|error| error.to_string())?;
+        let mut ring = CoreRing::new(RING_ENTRIES).map_err(|error| error.to_string())?;
+        ring.enable(&plan.io_cpus, IO_WORKERS_MAX).map_err(|error| error.to_string())?;
         let mut core = Core {
             idle: plan.idle,
             doorbell: plan.doorbell,
@@ -309,7 +315,9 @@ impl Core {
 
     fn watch(&mut self, watch: usize) {
         let user_data = u64::from(WAKE_WORKER) << TAG_BITS | watch as u64;
-        self.ring.poll_multishot(self.watched[watch], user_data);
+        if let Err(error) = self.ring.poll_raw(self.watched[watch], user_data) {
+            self.fault.get_or_insert(format!("io_uring poll: {error}"));
+        }
     }
 
     fn run(&mut self, shared: &Shared, report: &Sender<Report>, rounds: &AtomicU64) {
@@ -371,7 +379,7 @@ impl Core {
                 if tag == 0 {
                     self.doorbell.event.clear();
                 }
-                if !completion.more {
+                if !completion.more() {
                     self.watch(tag as usize);
                 }
                 continue;
@@ -393,7 +401,7 @@ impl Core {
         let next = self.seats.iter().filter_map(|seat| seat.worker.deadline()).min().unwrap_or(i64::MAX);
         let wait = next.saturating_sub(now).min(PARK_NS_MAX);
         if wait > 0
-            && let Err(error) = self.ring.wait(Duration::from_nanos(wait as u64))
+            && let Err(error) = self.ring.submit_and_wait(Some(Duration::from_nanos(wait as u64)))
         {
             self.fault.get_or_insert(format!("io_uring wait: {error}"));
         }

@@ -1,261 +1,364 @@
-//! One io_uring per core: the store's writes, the descriptors that wake the core, and its sleep.
+//! One io_uring per core: writes of registered blocks, data syncs, multishot polls, the doorbell, and parking.
+//!
+//! The ring is made disabled, so that it can be made (and its blocks registered and locked) before privileges are
+//! dropped, and is enabled by the thread that will use it: the kernel then lets no other thread submit.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// Submission entries. A core has at most one write per block in flight and one poll per descriptor; a full queue is
-/// submitted at once, so this bounds batching, not work.
-const SUBMISSION_ENTRIES: u32 = 256;
-/// Completion entries: room for every poll to fire while a batch of writes completes.
-const COMPLETION_ENTRIES: u32 = 4_096;
-/// Kernel io workers per ring, bounded and unbounded: by default there may be as many as the memlock limit lets.
-const IO_WORKERS_MAX: [u32; 2] = [2, 2];
+use super::file::{AlignedBuffer, Arena};
+
+/// Where the kernel says whether io_uring may be used.
+const DISABLED_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+
 /// `IORING_ENTER_GETEVENTS` (linux/io_uring.h): run deferred task work.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// Why a ring could not be made.
-#[derive(Debug, thiserror::Error)]
+/// Why a ring cannot be made.
+#[derive(thiserror::Error, Debug)]
 pub enum RingError {
-    /// The kernel forbids io_uring.
-    #[error(
-        "io_uring is forbidden here ({0}): run \"sysctl kernel.io_uring_disabled=0\" (1 allows it to CAP_SYS_ADMIN and the io_uring_group only)"
-    )]
-    Forbidden(io::Error),
-    /// Anything else, the kernel's age above all.
-    #[error("io_uring: {0}; sluice needs kernel 6.1 or newer")]
-    Setup(io::Error),
+    /// The administrator has switched io_uring off.
+    #[error("io_uring is switched off (kernel.io_uring_disabled = {0}): run \"sysctl -w kernel.io_uring_disabled=0\"")]
+    Disabled(u32),
+    /// The kernel is too old for what the ring needs.
+    #[error("io_uring: the kernel does not know {0}; sluice needs Linux 6.1")]
+    Old(&'static str),
+    /// Memory for the ring or its blocks cannot be locked.
+    #[error("io_uring {what}: {source}: raise RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the unit)")]
+    Memory {
+        /// The step.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error("io_uring {what}: {source}")]
+    Io {
+        /// The step.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
 }
 
-/// A finished operation.
-#[derive(Clone, Copy, Debug)]
+/// A completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// What it was submitted under.
+    /// What the submitter gave.
     pub user_data: u64,
-    /// Bytes or events; negative: an errno.
+    /// Bytes or 0, or a negated errno.
     pub result: i32,
-    /// A multishot operation that stays armed.
-    pub more: bool,
+    /// The kernel's flags.
+    pub flags: u32,
 }
 
-/// A core's io_uring: made by whoever prepares the start, enabled and used by the core's own thread only.
+impl Completion {
+    /// Whether a multishot request goes on; when not, it has to be made again.
+    pub fn more(&self) -> bool {
+        cqueue::more(self.flags)
+    }
+
+    /// The result, or the errno.
+    pub fn outcome(&self) -> Result<u32, i32> {
+        if self.result < 0 { Err(-self.result) } else { Ok(self.result as u32) }
+    }
+}
+
+/// The ring of one core. Requests are queued by the methods below and reach the kernel at the next
+/// [`CoreRing::submit`] or [`CoreRing::submit_and_wait`], or when the queue is full.
 pub struct CoreRing {
     ring: IoUring,
-    waiting: bool,
+    enabled: bool,
+    blocks: Vec<(usize, usize)>,
+    /// Eight bytes per doorbell for the kernel to read into: boxed, so that they never move.
+    doorbell: Box<[u64; 1]>,
+    _arenas: Vec<Arc<Arena>>,
 }
+
+// SAFETY: the addresses in `blocks` belong to arenas that `_arenas` keeps alive; the ring itself is Send.
+unsafe impl Send for CoreRing {}
 
 impl CoreRing {
-    /// A ring that takes submissions only after [`CoreRing::enable`], from the thread that enabled it.
-    ///
-    /// # Errors
-    /// [`RingError`].
-    pub fn new() -> Result<CoreRing, RingError> {
-        let ring = IoUring::builder()
-            .setup_cqsize(COMPLETION_ENTRIES)
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_r_disabled()
-            .dontfork()
-            .build(SUBMISSION_ENTRIES)
-            .map_err(|error| match error.raw_os_error() {
-                Some(libc::EPERM) => RingError::Forbidden(error),
-                _ => RingError::Setup(error),
-            })?;
-        let mut workers = IO_WORKERS_MAX;
-        ring.submitter().register_iowq_max_workers(&mut workers).map_err(RingError::Setup)?;
-        Ok(CoreRing { ring, waiting: false })
-    }
-
-    /// Binds the kernel's io workers of this ring to `cpus`; by default they would inherit the pinned CPU.
-    ///
-    /// # Errors
-    /// As `io_uring_register(2)`.
-    pub fn bind_io_workers(&mut self, cpus: &[usize]) -> io::Result<()> {
-        // SAFETY: an all-zero cpu_set_t is the empty set.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        for &cpu in cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as usize) {
-            // SAFETY: `cpu` is below CPU_SETSIZE.
-            unsafe { libc::CPU_SET(cpu, &mut set) };
-        }
-        self.ring.submitter().register_iowq_aff(&set)
-    }
-
-    /// Opens the ring for the calling thread.
-    ///
-    /// # Errors
-    /// As `io_uring_register(2)`.
-    pub fn enable(&mut self) -> Result<(), RingError> {
-        self.ring.submitter().register_enable_rings().map_err(RingError::Setup)
-    }
-
-    /// Registers buffers for [`CoreRing::write_fixed`], in order.
-    ///
-    /// # Safety
-    /// The memory must stay mapped until the ring is dropped.
-    ///
-    /// # Errors
-    /// As `io_uring_register(2)`; ENOMEM is the memlock limit.
-    pub unsafe fn register_buffers(&mut self, buffers: &[libc::iovec]) -> io::Result<()> {
-        // SAFETY: the caller keeps the memory.
-        unsafe { self.ring.submitter().register_buffers(buffers) }
-    }
-
-    /// Completes with `more` each time `fd` becomes readable.
-    pub fn poll_multishot(&mut self, fd: RawFd, user_data: u64) {
-        let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).multi(true).build().user_data(user_data);
-        // SAFETY: a poll refers to no memory.
-        unsafe { self.push(&entry) };
-    }
-
-    /// Writes from registered buffer `buffer`.
-    ///
-    /// # Safety
-    /// `start..start + bytes` must lie in that buffer and stay unchanged until the completion.
-    pub unsafe fn write_fixed(
-        &mut self,
-        fd: RawFd,
-        buffer: u16,
-        start: *const u8,
-        bytes: u32,
-        offset: u64,
-        user_data: u64,
-    ) {
-        let entry = opcode::WriteFixed::new(Fd(fd), start, bytes, buffer).offset(offset).build().user_data(user_data);
-        // SAFETY: the caller keeps the memory.
-        unsafe { self.push(&entry) };
-    }
-
-    /// Writes from memory that is not registered.
-    ///
-    /// # Safety
-    /// `start..start + bytes` must stay valid and unchanged until the completion.
-    pub unsafe fn write(&mut self, fd: RawFd, start: *const u8, bytes: u32, offset: u64, user_data: u64) {
-        let entry = opcode::Write::new(Fd(fd), start, bytes).offset(offset).build().user_data(user_data);
-        // SAFETY: the caller keeps the memory.
-        unsafe { self.push(&entry) };
-    }
-
-    /// fdatasync.
-    pub fn fdatasync(&mut self, fd: RawFd, user_data: u64) {
-        let entry = opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build().user_data(user_data);
-        // SAFETY: an fsync refers to no memory.
-        unsafe { self.push(&entry) };
-    }
-
-    /// # Safety
-    /// What the entry refers to must live until its completion.
-    unsafe fn push(&mut self, entry: &squeue::Entry) {
-        loop {
-            // SAFETY: the caller keeps what the entry refers to.
-            if unsafe { self.ring.submission().push(entry) }.is_ok() {
-                self.waiting = true;
-                return;
+    /// Makes a disabled ring of `entries` requests (a power of two is taken) and twice as many completions.
+    pub fn new(entries: u32) -> Result<CoreRing, RingError> {
+        let build = |single_issuer: bool| {
+            let mut builder = IoUring::builder();
+            builder.setup_r_disabled().setup_submit_all().setup_cqsize(entries.next_power_of_two() * 2).setup_clamp();
+            if single_issuer {
+                // Completions are posted when this core enters the kernel, not by interrupting it.
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
             }
-            let submitted = self.ring.submit();
-            assert!(submitted.is_ok(), "io_uring submit failed with a full queue: {submitted:?}");
+            builder.build(entries)
+        };
+        let ring = match build(true) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => build(false),
+            other => other,
+        };
+        let ring = ring.map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM) if disabled() != 0 => RingError::Disabled(disabled()),
+            Some(libc::ENOSYS) => RingError::Old("io_uring_setup"),
+            Some(libc::ENOMEM) => RingError::Memory { what: "setup", source },
+            _ => RingError::Io { what: "setup", source },
+        })?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(RingError::Old("timed waits"));
         }
+        Ok(CoreRing { ring, enabled: false, blocks: Vec::new(), doorbell: Box::new([0]), _arenas: Vec::new() })
     }
 
-    /// Hands submissions to the kernel and lets it post completions; no system call when there is nothing of either.
-    ///
-    /// # Errors
-    /// As `io_uring_enter(2)`.
+    /// Registers block memory: block *i* of the list is `block` *i* of [`CoreRing::write_fixed`]. Once per ring. The
+    /// ring keeps the memory mapped; that nobody changes a block while it is written is the writer's rule.
+    pub fn register_blocks<'a>(
+        &mut self,
+        buffers: impl IntoIterator<Item = &'a AlignedBuffer>,
+    ) -> Result<(), RingError> {
+        assert!(self.blocks.is_empty(), "blocks are registered once");
+        let mut arenas = Vec::new();
+        let mut vectors = Vec::new();
+        for buffer in buffers {
+            let (base, bytes, arena) = buffer.raw();
+            vectors.push(libc::iovec { iov_base: base.cast(), iov_len: bytes });
+            self.blocks.push((base as usize, bytes));
+            if !arenas.iter().any(|known| Arc::ptr_eq(known, &arena)) {
+                arenas.push(arena);
+            }
+        }
+        // SAFETY: each range is mapped and stays so: `_arenas` holds it until after the ring is dropped.
+        unsafe { self.ring.submitter().register_buffers(&vectors) }.map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOMEM) => RingError::Memory { what: "register blocks", source },
+            _ => RingError::Io { what: "register blocks", source },
+        })?;
+        self._arenas = arenas;
+        Ok(())
+    }
+
+    /// Enables the ring on the calling thread, which alone may use it from now on. Kernel io workers are bound to
+    /// `io_cpus` (empty: left alone) and at most `workers_max` of each kind: by default they would inherit the
+    /// pinned CPU and steal from it.
+    pub fn enable(&mut self, io_cpus: &[usize], workers_max: u32) -> Result<(), RingError> {
+        let submitter = self.ring.submitter();
+        submitter.register_enable_rings().map_err(|source| RingError::Io { what: "enable", source })?;
+        self.enabled = true;
+        if workers_max > 0 {
+            let mut most = [workers_max, workers_max];
+            let result = submitter.register_iowq_max_workers(&mut most);
+            result.map_err(|source| RingError::Io { what: "bound its workers", source })?;
+        }
+        if !io_cpus.is_empty() {
+            let set = cpu_set(io_cpus).map_err(|source| RingError::Io { what: "name its workers' CPUs", source })?;
+            let result = submitter.register_iowq_aff(&set);
+            result.map_err(|source| RingError::Io { what: "bind its workers", source })?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`CoreRing::enable`] was called.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Writes `bytes` bytes of a registered block, from its byte `from`, at `file_offset`.
+    pub fn write_fixed(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        block: usize,
+        from: usize,
+        bytes: usize,
+        file_offset: u64,
+        user_data: u64,
+    ) -> io::Result<()> {
+        let (base, length) = self.blocks[block];
+        assert!(from + bytes <= length, "a write beyond its block");
+        let entry = opcode::WriteFixed::new(Fd(fd.as_raw_fd()), (base + from) as *const u8, bytes as u32, block as u16);
+        self.push(entry.offset(file_offset).build().user_data(user_data))
+    }
+
+    /// Makes the file's data durable (fdatasync). Not ordered with writes that are still out.
+    pub fn sync_data(&mut self, fd: BorrowedFd<'_>, user_data: u64) -> io::Result<()> {
+        self.push(opcode::Fsync::new(Fd(fd.as_raw_fd())).flags(FsyncFlags::DATASYNC).build().user_data(user_data))
+    }
+
+    /// Completes each time that `fd` becomes readable, until [`Completion::more`] says no.
+    pub fn poll_readable(&mut self, fd: BorrowedFd<'_>, user_data: u64) -> io::Result<()> {
+        self.poll(fd.as_raw_fd(), libc::POLLIN as u32, user_data)
+    }
+
+    /// Completes each time that one of `events` (POLLIN, POLLOUT, …) holds for `fd`, until [`Completion::more`] says
+    /// no.
+    pub fn poll_events(&mut self, fd: BorrowedFd<'_>, events: u32, user_data: u64) -> io::Result<()> {
+        self.poll(fd.as_raw_fd(), events, user_data)
+    }
+
+    /// As [`CoreRing::poll_readable`], for a descriptor that its owner keeps open while the ring polls it.
+    pub fn poll_raw(&mut self, fd: RawFd, user_data: u64) -> io::Result<()> {
+        self.poll(fd, libc::POLLIN as u32, user_data)
+    }
+
+    fn poll(&mut self, fd: RawFd, events: u32, user_data: u64) -> io::Result<()> {
+        self.push(opcode::PollAdd::new(Fd(fd), events).multi(true).build().user_data(user_data))
+    }
+
+    /// Ends the poll that was made with `poll_user_data`.
+    pub fn poll_remove(&mut self, poll_user_data: u64, user_data: u64) -> io::Result<()> {
+        self.push(opcode::PollRemove::new(poll_user_data).build().user_data(user_data))
+    }
+
+    /// Reads the doorbell (an eventfd) once it rings; at most one such read may be out per ring.
+    pub fn read_doorbell(&mut self, fd: BorrowedFd<'_>, user_data: u64) -> io::Result<()> {
+        let into = self.doorbell.as_mut_ptr().cast::<u8>();
+        self.push(opcode::Read::new(Fd(fd.as_raw_fd()), into, 8).build().user_data(user_data))
+    }
+
+    fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        assert!(self.enabled, "the ring is enabled before its first request");
+        // SAFETY: the only memory that requests name is registered block memory (kept by `_arenas`) and `doorbell`
+        // (boxed in self); both outlive the ring, whose closing ends all requests.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    /// Requests that are queued and not yet with the kernel.
+    pub fn queued(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
+    /// Hands queued requests to the kernel without waiting, and lets it post completions; no system call when there is
+    /// nothing of either.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
-        let taskrun = self.ring.submission().taskrun();
-        if !self.waiting && !taskrun {
+        let mut queue = self.ring.submission();
+        queue.sync();
+        let (queued, deferred) = (queue.len() as u32, queue.taskrun());
+        drop(queue);
+        if queued == 0 && !deferred {
             return Ok(());
         }
-        let count = self.ring.submission().len() as u32;
-        // SAFETY: no argument is passed; the entries' memory is kept by their submitters.
-        let result = unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, 0, ENTER_GETEVENTS, None) };
-        match result {
-            Ok(submitted) => {
-                self.waiting = submitted < count as usize;
-                Ok(())
-            }
-            Err(error) if transient(&error) => Ok(()),
-            Err(error) => Err(error),
-        }
+        // SAFETY: no argument is passed, and the requests' memory is kept as `push` says.
+        settle(unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, ENTER_GETEVENTS, None) }.map(drop))
     }
 
-    /// Sleeps until a completion or for `bound`.
-    ///
-    /// # Errors
-    /// As `io_uring_enter(2)`.
-    pub fn wait(&mut self, bound: Duration) -> io::Result<()> {
-        let time = Timespec::from(bound);
-        let args = SubmitArgs::new().timespec(&time);
-        match self.ring.submitter().submit_with_args(1, &args) {
-            Ok(_) => {
-                self.waiting = false;
-                Ok(())
-            }
-            Err(error) if error.raw_os_error() == Some(libc::ETIME) => {
-                self.waiting = false;
-                Ok(())
-            }
-            Err(error) if transient(&error) => Ok(()),
-            Err(error) => Err(error),
+    /// Hands queued requests to the kernel and sleeps until a completion is there or `timeout` is over (`None`:
+    /// without end). A signal ends the sleep as well.
+    pub fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if !self.ring.completion().is_empty() {
+            return self.submit();
         }
+        let Some(timeout) = timeout else {
+            return settle(self.ring.submit_and_wait(1).map(drop));
+        };
+        let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
+        settle(self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time)).map(drop))
     }
 
-    /// The next finished operation.
-    #[inline]
+    /// The next completion, if one is there.
     pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.ring.completion().next()?;
-        Some(Completion { user_data: entry.user_data(), result: entry.result(), more: cqueue::more(entry.flags()) })
+        Some(Completion { user_data: entry.user_data(), result: entry.result(), flags: entry.flags() })
+    }
+
+    /// Gives every completion that is there to `each(user_data, result, flags)`; returns how many.
+    pub fn reap(&mut self, mut each: impl FnMut(u64, i32, u32)) -> usize {
+        let mut count = 0;
+        for entry in self.ring.completion() {
+            each(entry.user_data(), entry.result(), entry.flags());
+            count += 1;
+        }
+        count
     }
 }
 
-/// Interrupted, or the completion queue must be read first: the next round tries again.
-fn transient(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN))
+/// What ends a wait early is no error: time, a signal, and a completion queue that has to be emptied first.
+fn settle(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn disabled() -> u32 {
+    std::fs::read_to_string(DISABLED_SYSCTL).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+fn cpu_set(cpus: &[usize]) -> io::Result<libc::cpu_set_t> {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in cpus {
+        if cpu >= libc::CPU_SETSIZE as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: the CPU number is below CPU_SETSIZE.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    Ok(set)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::cpu::Event;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::AsFd;
 
-    #[test]
-    fn a_descriptor_wakes_a_waiting_ring() {
-        let mut ring = CoreRing::new().expect("a ring");
-        ring.enable().expect("enabled");
-        let event = Event::new().expect("an eventfd");
-        ring.poll_multishot(event.as_raw_fd(), 7);
-        ring.submit().expect("submits");
-        assert!(ring.next_completion().is_none());
-        for _ in 0..3 {
-            event.signal();
-            ring.wait(Duration::from_secs(5)).expect("waits");
-            let completion = ring.next_completion().expect("the event");
-            assert_eq!(completion.user_data, 7);
-            assert!(completion.more, "the poll stays armed");
-            event.clear();
+    fn ring() -> Option<CoreRing> {
+        match CoreRing::new(16) {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                eprintln!("SKIPPED io_uring: {error}");
+                None
+            }
         }
-        ring.wait(Duration::from_millis(1)).expect("times out");
-        assert!(ring.next_completion().is_none());
     }
 
     #[test]
-    fn it_writes_and_syncs() {
-        let mut ring = CoreRing::new().expect("a ring");
-        ring.enable().expect("enabled");
-        let file = tempfile::tempfile().expect("a file");
-        let bytes = [7_u8; 512];
-        // SAFETY: `bytes` outlives the completion that is awaited below.
-        unsafe { ring.write(file.as_raw_fd(), bytes.as_ptr(), 512, 512, 1) };
-        ring.wait(Duration::from_secs(5)).expect("waits");
-        assert_eq!(ring.next_completion().map(|c| (c.user_data, c.result)), Some((1, 512)));
-        ring.fdatasync(file.as_raw_fd(), 2);
-        ring.wait(Duration::from_secs(5)).expect("waits");
-        assert_eq!(ring.next_completion().map(|c| (c.user_data, c.result)), Some((2, 0)));
-        assert_eq!(file.metadata().expect("metadata").len(), 1_024);
+    fn blocks_are_written_and_synced_on_another_thread_than_the_maker() {
+        let Some(mut ring) = ring() else { return };
+        let mut pool = AlignedBuffer::pool(2, 8192).unwrap();
+        pool[1].fill(7);
+        ring.register_blocks(&pool).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let bytes = std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                ring.enable(&[0], 1).unwrap();
+                ring.write_fixed(file.as_fd(), 1, 4096, 4096, 4096, 10).unwrap();
+                ring.submit_and_wait(Some(Duration::from_secs(10))).unwrap();
+                let done = ring.next_completion().expect("the write completes");
+                ring.sync_data(file.as_fd(), 11).unwrap();
+                ring.submit_and_wait(Some(Duration::from_secs(10))).unwrap();
+                assert_eq!(ring.next_completion().map(|c| (c.user_data, c.result)), Some((11, 0)));
+                (done.user_data, done.outcome())
+            });
+            worker.join().unwrap()
+        });
+        assert_eq!(bytes, (10, Ok(4096)));
+        assert_eq!(file.metadata().unwrap().len(), 8192);
+    }
+
+    #[test]
+    fn a_wait_ends_with_time_and_with_a_doorbell() {
+        let Some(mut ring) = ring() else { return };
+        ring.enable(&[], 0).unwrap();
+        ring.submit_and_wait(Some(Duration::from_millis(5))).unwrap();
+        assert!(ring.next_completion().is_none());
+        let bell = nix::sys::eventfd::EventFd::new().unwrap();
+        ring.poll_readable(bell.as_fd(), 1).unwrap();
+        ring.read_doorbell(bell.as_fd(), 2).unwrap();
+        ring.submit().unwrap();
+        bell.write(3).unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..100 {
+            ring.submit_and_wait(Some(Duration::from_millis(100))).unwrap();
+            ring.reap(|user_data, _, _| seen.push(user_data));
+            if seen.contains(&1) && seen.contains(&2) {
+                return;
+            }
+        }
+        panic!("no completion of poll and read: {seen:?}");
     }
 }

@@ -101,6 +101,11 @@ impl FrameQueue for AfXdpQueue {
         self.last_losses
     }
 
+    fn tokens_max(&self) -> u32 {
+        let jumbo = if self.settings.frames.multi_buffer { self.settings.jumbo_slots } else { 0 };
+        self.settings.frame_count + jumbo
+    }
+
     fn close(&mut self) {
         // Tokens may still be out: the area keeps the memory, and nothing is received any more.
         self.queue = None;

@@ -2,6 +2,7 @@
 //!
 //! May use: `wire`, `sys`, `units`. Never does: interpret what is above the frame.
 
+pub mod af_xdp;
 pub mod file;
 #[cfg(feature = "libpcap")]
 pub mod live;

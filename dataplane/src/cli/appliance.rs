@@ -1,0 +1,489 @@
+//! The appliance put together: host look-ups, plans, launch, attach, the control thread's loop, drain, report.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::Failure;
+use crate::capture::plan::{CapturePlan, PlannedQueue, QueueCounts, plan};
+use crate::capture::queue_worker::FrameQueue;
+use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
+use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
+use crate::config::{self, AttachMode, Config, Promiscuous};
+use crate::runtime::control::ControlServer;
+use crate::runtime::launch::{CorePlan, Launched, launch};
+use crate::runtime::link::Doorbell;
+use crate::runtime::metrics::{Source, Sources};
+use crate::runtime::worker::Worker;
+use crate::store::plan::{StoreParts, StoreView, store_books, store_worker};
+use crate::sys::bpf::{Destination, Reason, XdpMode, XdpProgram, XdpSettings};
+use crate::sys::nic::{FrameChoice, Interface, choose_frames};
+use crate::sys::signal::{Asked, Signals};
+use crate::sys::socket::{Admit, LinkEvent, LinkWatcher, Memberships, ReceiveFilter};
+use crate::sys::xsk::{XskSettings, ZeroCopy};
+use crate::sys::{clock, cpu};
+
+/// How often the control loop looks at faults, links and the clock.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// One captured interface, looked up.
+struct HostInterface {
+    config: config::Interface,
+    interface: Interface,
+    frames: FrameChoice,
+    queues: u32,
+    program: Arc<Mutex<XdpProgram>>,
+    facts: Vec<Arc<OnceLock<QueueFacts>>>,
+}
+
+/// What holds the NIC's filters open while the appliance runs.
+struct Held {
+    _memberships: Memberships,
+    _filters: Vec<ReceiveFilter>,
+}
+
+/// A running appliance.
+pub struct Appliance {
+    launched: Launched,
+    interfaces: Vec<HostInterface>,
+    capture: Arc<CaptureStatus>,
+    stores: Vec<Arc<StoreView>>,
+    sources: Sources,
+    control: ControlServer,
+    held: Held,
+    drain: Duration,
+    stall: Duration,
+}
+
+/// Why the control loop ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// SIGTERM or SIGINT.
+    Signal,
+    /// The time asked for is over.
+    Time,
+    /// Every file source has come to its end.
+    EndOfInput,
+    /// A worker cannot go on, or stalls.
+    Fault(String),
+}
+
+impl Appliance {
+    /// Prepares everything, starts the cores, attaches the programs and opens the gate.
+    ///
+    /// # Errors
+    /// The first refusal of the host, named; everything made before it is undone.
+    pub fn start(config: &Config) -> Result<Appliance, Failure> {
+        let doorbells = doorbells(config)?;
+        let interfaces = look_up(config)?;
+        let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
+        let mut planned =
+            plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue)).map_err(Failure::usage)?;
+        let mut workers = std::mem::take(&mut planned.workers);
+        let stores = plan_stores(config, &doorbells, &mut planned, &mut workers)?;
+        let held = hold(config, &interfaces)?;
+        let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
+        let modes = match attach(&interfaces) {
+            Ok(modes) => modes,
+            Err(failure) => {
+                launched.cancel();
+                return Err(failure);
+            }
+        };
+        let (capture, sources) = status(planned, &interfaces, modes, &stores);
+        let control = match ControlServer::start(config.control.listen, sources.clone()) {
+            Ok(control) => control,
+            Err(what) => {
+                detach(&interfaces);
+                launched.cancel();
+                return Err(Failure::host(what));
+            }
+        };
+        launched.go();
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        Ok(Appliance {
+            launched,
+            interfaces,
+            capture,
+            stores,
+            sources,
+            control,
+            held,
+            drain: config.control.drain.0,
+            stall: config.control.stall.0,
+        })
+    }
+
+    /// Where the control server listens.
+    pub fn control_address(&self) -> std::net::SocketAddr {
+        self.control.address()
+    }
+
+    /// Waits for a reason to end.
+    pub fn run(&self, signals: &Signals, bound: Option<Duration>) -> Ending {
+        let end = bound.map(|bound| clock::monotonic_ns() + bound.as_nanos() as i64);
+        let mut watchdog = Watchdog::new(self.stall);
+        let mut links = LinkWatcher::open().ok();
+        loop {
+            match signals.wait(LOOK_EVERY) {
+                Ok(Some(Asked::Stop)) => return Ending::Signal,
+                Ok(Some(Asked::Reload)) => {
+                    tracing::warn!(
+                        "SIGHUP: nothing of the capture job can be reloaded; restart to change its configuration"
+                    );
+                }
+                Ok(None) => {}
+                Err(error) => return Ending::Fault(format!("waiting for signals: {error}")),
+            }
+            if let Some(fault) = self.launched.fault() {
+                return Ending::Fault(fault);
+            }
+            if let Some(core) = watchdog.stalled(&self.launched) {
+                return Ending::Fault(format!("core \"{core}\" made no round for {:?}", self.stall));
+            }
+            if end.is_some_and(|end| clock::monotonic_ns() >= end) {
+                return Ending::Time;
+            }
+            if self.capture.ended() {
+                return Ending::EndOfInput;
+            }
+            if let Some(removed) = links.as_mut().and_then(|links| self.link_events(links)) {
+                return Ending::Fault(removed);
+            }
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+    }
+
+    /// Logs what happens to the captured links; a removed interface is a fault.
+    fn link_events(&self, links: &mut LinkWatcher) -> Option<String> {
+        while let Ok(Some(event)) = links.change() {
+            let gone = match event {
+                LinkEvent::State { interface, up, carrier } => {
+                    if let Some(host) = self.interfaces.iter().find(|host| host.interface.index == interface) {
+                        tracing::info!(interface = host.config.name, up, carrier, "link");
+                    }
+                    None
+                }
+                LinkEvent::Removed { interface } => {
+                    self.interfaces.iter().find(|host| host.interface.index == interface)
+                }
+                // Changes were lost: what matters is whether every interface is still there.
+                LinkEvent::Overrun => self.interfaces.iter().find(|host| host.interface.refresh().is_err()),
+            };
+            if let Some(host) = gone {
+                return Some(format!("interface \"{}\" is gone", host.config.name));
+            }
+        }
+        None
+    }
+
+    /// Detaches, drains stage by stage, and returns the last status.
+    pub fn stop(self) -> (Value, Result<(), Vec<String>>) {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        // Detach first: what is in the receive rings is drained, nothing new comes, no socket closes under the program.
+        detach(&self.interfaces);
+        let drained = self.launched.stop(self.drain);
+        let status = Value::Object(self.sources.status());
+        drop(self.held);
+        drop(self.control);
+        drop(self.stores);
+        (status, drained)
+    }
+}
+
+struct Watchdog {
+    stall_ns: i64,
+    seen: Vec<(u64, i64)>,
+}
+
+impl Watchdog {
+    fn new(stall: Duration) -> Watchdog {
+        Watchdog { stall_ns: stall.as_nanos() as i64, seen: Vec::new() }
+    }
+
+    /// The first core that has made no round for the bound.
+    fn stalled(&mut self, launched: &Launched) -> Option<String> {
+        let now = clock::monotonic_ns();
+        self.seen.resize(launched.pulses().len(), (u64::MAX, now));
+        for (pulse, seen) in launched.pulses().iter().zip(&mut self.seen) {
+            let rounds = pulse.rounds();
+            // After a SIGSTOP of the whole process this thread was stopped too: its own pause is no core's stall.
+            if rounds != seen.0 {
+                *seen = (rounds, now);
+            } else if now - seen.1 > self.stall_ns {
+                if now - seen.1 > 2 * self.stall_ns {
+                    *seen = (rounds, now);
+                    continue;
+                }
+                return Some(pulse.name.clone());
+            }
+        }
+        None
+    }
+}
+
+fn doorbells(config: &Config) -> Result<BTreeMap<String, Arc<Doorbell>>, Failure> {
+    let bell = |core: &config::Core| {
+        let bell = Doorbell::new().map_err(|error| Failure::host(format!("eventfd: {error}")))?;
+        Ok((core.name.clone(), bell))
+    };
+    config.cores.iter().map(bell).collect()
+}
+
+fn look_up(config: &Config) -> Result<Vec<HostInterface>, Failure> {
+    config.interfaces.iter().map(|interface| look_up_one(config, interface)).collect()
+}
+
+fn look_up_one(config: &Config, settings: &config::Interface) -> Result<HostInterface, Failure> {
+    let host = |error: &dyn std::fmt::Display| Failure::host(error.to_string());
+    let interface = Interface::find(&settings.name).map_err(|error| host(&error))?;
+    interface.check_not_default_route(settings.force).map_err(|error| host(&error))?;
+    let queues = interface.rx_queues().map_err(|error| host(&error))?;
+    let frames = choose_frames(&interface, None, None).map_err(|error| host(&error))?;
+    let xdp = XdpSettings {
+        destinations: destinations(config, &settings.name),
+        mode: match settings.mode {
+            AttachMode::Native => XdpMode::Native,
+            AttachMode::Auto => XdpMode::NativeThenGeneric,
+            AttachMode::Generic => XdpMode::Generic,
+        },
+        multi_buffer: frames.multi_buffer,
+        stamp: true,
+        replace: settings.replace,
+        uncovered_queues: false,
+    };
+    let program = XdpProgram::load(&interface, &xdp).map_err(|error| host(&error))?;
+    let facts = (0..queues).map(|_| Arc::default()).collect();
+    Ok(HostInterface {
+        config: settings.clone(),
+        interface,
+        frames,
+        queues,
+        program: Arc::new(Mutex::new(program)),
+        facts,
+    })
+}
+
+/// Every (address, port) that a feed takes from an interface.
+fn destinations(config: &Config, interface: &str) -> Vec<Destination> {
+    let sides = config.feeds.iter().flat_map(|feed| &feed.sides);
+    let groups = sides.filter(|side| side.interface.as_deref() == Some(interface)).flat_map(|side| &side.groups);
+    groups
+        .filter_map(|group| group.parse::<std::net::SocketAddrV4>().ok())
+        .map(|to| Destination { address: *to.ip(), port: to.port() })
+        .collect()
+}
+
+fn open_queue(interfaces: &[HostInterface], queue: &PlannedQueue) -> Result<Box<dyn FrameQueue>, String> {
+    let host = interfaces
+        .iter()
+        .find(|host| host.config.name == queue.interface.name)
+        .ok_or_else(|| format!("interface \"{}\" was not looked up", queue.interface.name))?;
+    let settings = XskSettings {
+        frame_count: queue.interface.frames,
+        fill_ring: queue.interface.ring,
+        receive_ring: queue.interface.ring,
+        huge_pages: queue.interface.huge_pages,
+        zero_copy: match queue.interface.zero_copy {
+            config::ZeroCopy::Require => ZeroCopy::Require,
+            config::ZeroCopy::Prefer => ZeroCopy::Prefer,
+            config::ZeroCopy::Off => ZeroCopy::Off,
+        },
+        ..XskSettings::new(queue.queue, queue.area, host.frames)
+    };
+    let facts = host.facts[queue.queue as usize].clone();
+    Ok(Box::new(AfXdpQueue::new(host.interface.clone(), settings, facts)))
+}
+
+fn plan_stores(
+    config: &Config,
+    doorbells: &BTreeMap<String, Arc<Doorbell>>,
+    planned: &mut CapturePlan,
+    workers: &mut Vec<(String, Box<dyn Worker>)>,
+) -> Result<Vec<Arc<StoreView>>, Failure> {
+    let mut views = Vec::new();
+    for end in planned.stores.drain(..) {
+        let settings = config
+            .stores
+            .iter()
+            .find(|store| store.name == end.name)
+            .ok_or_else(|| Failure::usage(format!("no [[store]] is named \"{}\"", end.name)))?;
+        let streams_max = config.feeds.iter().map(|feed| feed.streams_max).max().unwrap_or(1);
+        let parts = StoreParts {
+            settings: settings.clone(),
+            inputs: end.inputs,
+            feeds: end.feeds,
+            streams_max,
+            returns: end.returns,
+            areas: planned.areas.clone(),
+            doorbell: doorbells[&settings.core].clone(),
+        };
+        let (worker, view) = store_worker(parts).map_err(|error| Failure::host(error.to_string()))?;
+        workers.push((settings.core.clone(), worker));
+        views.push(view);
+    }
+    Ok(views)
+}
+
+/// IGMP memberships and NIC filters, for the lifetime.
+fn hold(config: &Config, interfaces: &[HostInterface]) -> Result<Held, Failure> {
+    let mut memberships = Memberships::new();
+    let mut filters = Vec::new();
+    for host in interfaces {
+        for destination in destinations(config, &host.config.name) {
+            if destination.address.is_multicast() {
+                memberships
+                    .join(destination.address, host.interface.index, None)
+                    .map_err(|error| Failure::host(format!("interface \"{}\": {error}", host.config.name)))?;
+            }
+        }
+        let admit = match host.config.promiscuous {
+            Promiscuous::Off => continue,
+            Promiscuous::AllMulticast => Admit::AllMulticast,
+            Promiscuous::On => Admit::Promiscuous,
+        };
+        let filter = ReceiveFilter::set(host.interface.index, admit)
+            .map_err(|error| Failure::host(format!("interface \"{}\": {error}", host.config.name)))?;
+        filters.push(filter);
+    }
+    Ok(Held { _memberships: memberships, _filters: filters })
+}
+
+fn cores(
+    config: &Config,
+    doorbells: &BTreeMap<String, Arc<Doorbell>>,
+    workers: Vec<(String, Box<dyn Worker>)>,
+) -> Vec<CorePlan> {
+    let mut control_cpus = cpu::allowed();
+    control_cpus.retain(|cpu| config.cores.iter().all(|core| core.cpu != *cpu));
+    let mut plans: Vec<CorePlan> = config
+        .cores
+        .iter()
+        .map(|core| CorePlan {
+            name: core.name.clone(),
+            cpu: Some(core.cpu),
+            idle: core.idle,
+            io_cpus: control_cpus.clone(),
+            doorbell: doorbells[&core.name].clone(),
+            workers: Vec::new(),
+        })
+        .collect();
+    for (core, worker) in workers {
+        let plan = plans.iter_mut().find(|plan| plan.name == core).expect("check has seen every core's name");
+        plan.workers.push(worker);
+    }
+    plans.retain(|plan| !plan.workers.is_empty());
+    plans
+}
+
+/// Sockets into the map, then the program onto the interface.
+fn attach(interfaces: &[HostInterface]) -> Result<Vec<InterfaceMode>, Failure> {
+    let mut modes = Vec::new();
+    for host in interfaces {
+        let mut program = host.program.lock().expect("nobody panics with it held");
+        let mut zero_copy = true;
+        for facts in &host.facts {
+            let facts = facts.get().expect("every queue was opened by its worker's start");
+            zero_copy &= facts.zero_copy;
+            program.insert_socket(facts.queue, facts.socket).map_err(|error| Failure::host(error.to_string()))?;
+        }
+        let attached = match program.attach() {
+            Ok(attached) => attached,
+            Err(error) => {
+                drop(program);
+                detach(interfaces);
+                return Err(Failure::host(error.to_string()));
+            }
+        };
+        tracing::info!(
+            interface = host.config.name,
+            queues = host.queues,
+            xdp = attached.label(),
+            zero_copy,
+            chunk_bytes = host.frames.frame_bytes,
+            multi_buffer = host.frames.multi_buffer,
+            "capturing"
+        );
+        modes.push(InterfaceMode {
+            interface: host.config.name.clone(),
+            xdp: attached.label().to_string(),
+            zero_copy,
+            chunk_bytes: host.frames.frame_bytes,
+            multi_buffer: host.frames.multi_buffer,
+        });
+    }
+    Ok(modes)
+}
+
+fn detach(interfaces: &[HostInterface]) {
+    for host in interfaces {
+        host.program.lock().expect("nobody panics with it held").detach();
+    }
+}
+
+fn xdp_reader(interfaces: &[HostInterface]) -> XdpReader {
+    let programs: Vec<(String, u32, Arc<Mutex<XdpProgram>>)> =
+        interfaces.iter().map(|host| (host.config.name.clone(), host.queues, host.program.clone())).collect();
+    Box::new(move || {
+        let mut queues = Vec::new();
+        for (interface, count, program) in &programs {
+            let program = program.lock().expect("nobody panics with it held");
+            for queue in 0..*count {
+                let Ok(counters) = program.queue_counters(queue) else { continue };
+                let counts = Reason::ALL.iter().map(|&reason| (reason.label(), counters.get(reason))).collect();
+                queues.push(XdpQueue { interface: interface.clone(), queue, counts });
+            }
+        }
+        queues
+    })
+}
+
+fn status(
+    planned: CapturePlan,
+    interfaces: &[HostInterface],
+    modes: Vec<InterfaceMode>,
+    stores: &[Arc<StoreView>],
+) -> (Arc<CaptureStatus>, Sources) {
+    let views = stores.to_vec();
+    let capture = Arc::new(CaptureStatus::new(
+        planned.queues,
+        planned.sides,
+        planned.feeds,
+        planned.damage,
+        xdp_reader(interfaces),
+        modes,
+        Box::new(move || {
+            store_books(&views)
+                .into_iter()
+                .map(|book| crate::capture::status::StoreBook {
+                    feed: book.feed,
+                    taken: book.taken,
+                    stored: book.stored,
+                    lost: book.lost,
+                    in_flight: book.in_flight,
+                })
+                .collect()
+        }),
+    ));
+    let mut sources = Sources::default();
+    sources.add(capture.clone());
+    sources.add(Arc::new(Stores(stores.to_vec())));
+    (capture, sources)
+}
+
+/// Every store's status under one key.
+struct Stores(Vec<Arc<StoreView>>);
+
+impl Source for Stores {
+    fn samples(&self, out: &mut Vec<crate::runtime::metrics::Sample>) {
+        for store in &self.0 {
+            store.samples(out);
+        }
+    }
+
+    fn status(&self) -> (&'static str, Value) {
+        ("stores", json!(self.0.iter().map(|store| store.status()).collect::<Vec<_>>()))
+    }
+}

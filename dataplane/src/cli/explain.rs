@@ -1,0 +1,138 @@
+//! `sluice run --explain`: workers, links, cores and memory of a configuration, drawn.
+
+use std::fmt::Write;
+
+use crate::config::{self, Bytes, Config, Record, SourceKind};
+
+/// Slot bytes of the reorder window, with the window's two slots per message.
+const WINDOW_BYTES_PER_MESSAGE: u64 = 2 * 128;
+
+/// The drawing.
+pub fn explain(config: &Config) -> String {
+    let mut text = String::new();
+    for core in &config.cores {
+        let _ = writeln!(text, "core {} (cpu {}, {:?})", core.name, core.cpu, core.idle);
+        for line in workers(config, &core.name) {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
+    text.push_str("links\n");
+    for line in links(config) {
+        let _ = writeln!(text, "  {line}");
+    }
+    text.push_str("memory\n");
+    for (what, bytes) in memory(config) {
+        let _ = writeln!(text, "  {:<40} {:>10}", what, Bytes(bytes).to_string());
+    }
+    let total: u64 = memory(config).iter().map(|(_, bytes)| bytes).sum();
+    let _ = writeln!(text, "  {:<40} {:>7} MiB", "in all", total >> 20);
+    text
+}
+
+/// Queues as far as the file tells: 0 means "all that the host has".
+fn queues(interface: &config::Interface) -> String {
+    match interface.queues {
+        0 => "every queue".into(),
+        count => format!("queues 0..{}", count - 1),
+    }
+}
+
+fn workers(config: &Config, core: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for interface in config.interfaces.iter().filter(|i| i.cores.iter().any(|name| name == core)) {
+        let share = match interface.cores.len() {
+            1 => String::new(),
+            count => format!(" (one of {count} cores in turn)"),
+        };
+        lines.push(format!("rx {}: {}{share}, one AF_XDP socket and UMEM each", interface.name, queues(interface)));
+    }
+    for feed in &config.feeds {
+        let files = feed.sides.iter().any(|side| side.source == SourceKind::File);
+        if files && feed.sides[0].core.as_deref().unwrap_or(&feed.core) == core {
+            lines.push(format!("files {}: {} merged by stamp", feed.name, feed.sides.len()));
+        }
+    }
+    for feed in config.feeds.iter().filter(|feed| feed.core == core) {
+        lines.push(format!(
+            "arbiter {}: {} sides, window {} messages, hold {}, side timeout {}",
+            feed.name,
+            feed.sides.len(),
+            feed.window,
+            feed.hold,
+            feed.side_timeout
+        ));
+    }
+    for store in config.stores.iter().filter(|store| store.core == core) {
+        lines.push(format!(
+            "store {}: {} blocks of {}, segments of {} in {}",
+            store.name,
+            store.blocks_in_flight,
+            store.block,
+            store.segment,
+            store.path.display()
+        ));
+    }
+    if lines.is_empty() {
+        lines.push("no worker".into());
+    }
+    lines
+}
+
+fn links(config: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    for feed in &config.feeds {
+        for side in &feed.sides {
+            let from = match (&side.interface, &side.file) {
+                (Some(interface), _) => format!("rx {interface} (each queue)"),
+                (None, Some(file)) => format!("files {} ({})", feed.name, file.display()),
+                (None, None) => "?".into(),
+            };
+            lines.push(format!("{from} -> arbiter {} side {}: {} items", feed.name, side.name, feed.link));
+        }
+        if let Some(store) = &feed.store {
+            let what = match feed.record {
+                Record::Merged => "messages",
+                Record::Raw => "frames",
+                Record::Both => "messages and frames",
+            };
+            lines.push(format!("arbiter {} -> store {store}: {} items ({what})", feed.name, feed.link));
+        }
+    }
+    for interface in &config.interfaces {
+        lines.push(format!("arbiter, store -> rx {}: {} frames home, each", interface.name, interface.frames));
+    }
+    lines
+}
+
+fn memory(config: &Config) -> Vec<(String, u64)> {
+    let mut rows = Vec::new();
+    for interface in &config.interfaces {
+        rows.push((
+            format!("UMEM of each queue of {} (2 KiB chunks)", interface.name),
+            u64::from(interface.frames) * 2048,
+        ));
+    }
+    for feed in &config.feeds {
+        rows.push((format!("reorder window of {}", feed.name), u64::from(feed.window) * WINDOW_BYTES_PER_MESSAGE));
+        rows.push((format!("copy pool of {}", feed.name), u64::from(feed.copy_frames) * 2048));
+    }
+    for store in &config.stores {
+        rows.push((format!("blocks of store {}", store.name), u64::from(store.blocks_in_flight) * store.block.0));
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_is_drawn_with_every_worker() {
+        let config = config::parse(include_str!("../../../config/demo.toml")).expect("parses");
+        let text = explain(&config);
+        for part in ["core rx (cpu 0", "rx sluice-a", "arbiter deep: 2 sides", "store demo", "-> store demo", "in all"]
+        {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+}

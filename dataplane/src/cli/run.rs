@@ -1,0 +1,73 @@
+//! `sluice run CONFIG`: starts the appliance, runs until a signal, drains, reports.
+
+use std::path::PathBuf;
+
+use super::appliance::{Appliance, Ending};
+use super::{Exit, Failure, Outcome, explain, tables};
+use crate::config::{self, Span};
+use crate::sys::signal::Signals;
+
+/// Arguments of `sluice run`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Print workers, links, cores and memory, and start nothing.
+    #[arg(long)]
+    pub explain: bool,
+    /// End by itself after this long ("10s").
+    #[arg(long, value_name = "DURATION", value_name = "T")]
+    pub r#for: Option<Span>,
+    /// Write the last status as JSON to this file when it ends.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print the last status as JSON in place of the tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Outcome {
+    let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
+    let findings = config::check(&config);
+    if !findings.is_empty() {
+        let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        return Err(Failure::usage(lines.join("\nsluice: ")));
+    }
+    if args.explain {
+        print!("{}", explain::explain(&config));
+        return Ok(Exit::Done);
+    }
+    // Before any thread starts: the signals are taken out of every thread's delivery.
+    let signals = Signals::take().map_err(|error| Failure::host(format!("signalfd: {error}")))?;
+    let appliance = Appliance::start(&config)?;
+    tracing::info!(control = %appliance.control_address(), "running; stop with SIGINT or SIGTERM");
+    let ending = appliance.run(&signals, args.r#for.map(|span| span.0));
+    tracing::info!(?ending, "draining");
+    let (status, drained) = appliance.stop();
+    if let Some(path) = &args.report {
+        std::fs::write(path, format!("{status}\n"))
+            .map_err(|error| Failure::host(format!("--report {}: {error}", path.display())))?;
+    }
+    if args.json {
+        println!("{status}");
+    } else {
+        print!("{}", tables::status(&status));
+    }
+    for line in drained.err().unwrap_or_default() {
+        tracing::error!("{line}");
+    }
+    let damage = status["capture"]["damage"].as_array().is_some_and(|damage| !damage.is_empty());
+    let residue = status["capture"]["residue"].as_u64().unwrap_or(0);
+    match ending {
+        Ending::Fault(reason) => Err(Failure::host(reason)),
+        _ if residue != 0 => Err(Failure {
+            message: format!(
+                "the conservation table's residue is {residue}, but must be 0 when drained: something was lost uncounted; please report this with the status"
+            ),
+            exit: Exit::Internal,
+        }),
+        _ if damage => Ok(Exit::Damage),
+        _ => Ok(Exit::Done),
+    }
+}

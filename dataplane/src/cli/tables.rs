@@ -1,0 +1,195 @@
+//! Tables for people, from the status's JSON: what `run`, `stat` and the demo print.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+/// The whole status.
+pub fn status(status: &Value) -> String {
+    let mut text = String::new();
+    let capture = &status["capture"];
+    for mode in items(&capture["interfaces"]) {
+        let _ = writeln!(
+            text,
+            "interface {}: xdp {}, {}, {} byte chunks{}",
+            word(&mode["interface"]),
+            word(&mode["xdp"]),
+            if mode["zero_copy"] == true { "zero-copy" } else { "copy mode" },
+            mode["chunk_bytes"],
+            if mode["multi_buffer"] == true { ", multi-buffer" } else { "" }
+        );
+    }
+    queues(capture, &mut text);
+    for feed in items(&capture["feeds"]) {
+        self::feed(feed, &mut text);
+    }
+    for store in items(&status["stores"]) {
+        self::store(store, &mut text);
+    }
+    conservation(capture, &mut text);
+    for line in items(&capture["damage"]) {
+        let _ = writeln!(text, "damage: {}", word(line));
+    }
+    text
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+fn queues(capture: &Value, text: &mut String) {
+    let _ = writeln!(
+        text,
+        "{:<22} {:>5} {:>11} {:>11} {:>10} {:>9} {:>9} {:>10} {:>9}",
+        "source", "queue", "received", "segments", "heartbeats", "raw-only", "link full", "rx dropped", "ring full"
+    );
+    for queue in items(&capture["queues"]) {
+        let raw: u64 = queue["raw_only"].as_object().map_or(0, |raw| raw.values().map(number).sum());
+        let _ = writeln!(
+            text,
+            "{:<22} {:>5} {:>11} {:>11} {:>10} {:>9} {:>9} {:>10} {:>9}",
+            word(&queue["source"]),
+            queue["queue"],
+            queue["received"],
+            queue["data_segments"],
+            queue["heartbeats"],
+            raw,
+            queue["link_full"],
+            queue["rx_dropped"],
+            queue["rx_ring_full"]
+        );
+    }
+    for xdp in items(&capture["xdp"]) {
+        let counts: Vec<String> = xdp["frames"].as_object().map_or_else(Vec::new, |frames| {
+            frames
+                .iter()
+                .filter(|(_, count)| number(count) > 0)
+                .map(|(reason, count)| format!("{reason} {count}"))
+                .collect()
+        });
+        let _ = writeln!(text, "xdp {} queue {}: {}", word(&xdp["interface"]), xdp["queue"], counts.join(", "));
+    }
+}
+
+fn feed(feed: &Value, text: &mut String) {
+    let _ = writeln!(text, "feed {}", word(&feed["feed"]));
+    for stream in items(&feed["report"]["streams"]) {
+        let _ = writeln!(
+            text,
+            "  {} (run {}): {} messages, {} lost on every side in {} gaps, {} duplicates, {} late fills, {} late",
+            word(&stream["stream"]),
+            stream["run"],
+            stream["unique"],
+            stream["gap"],
+            items(&stream["gaps"]).len(),
+            stream["duplicate"],
+            stream["late_fill"],
+            stream["late"]
+        );
+        for side in items(&stream["sides"]) {
+            let latency = &side["capture_minus_send"];
+            let _ = writeln!(
+                text,
+                "    side {}: {} lost, {} of them recovered, {} reordered, {} wins; capture - send {}",
+                word(&side["side"]),
+                side["lost"],
+                side["recovered"],
+                side["reordered"],
+                side["wins"],
+                summary(latency)
+            );
+        }
+        let _ = writeln!(
+            text,
+            "    A before B by {}; send - message {}",
+            summary(&stream["lead_a_over_b"]),
+            summary(&stream["send_minus_message"])
+        );
+    }
+}
+
+/// A histogram's summary: median, 99th percentile and extremes.
+fn summary(value: &Value) -> String {
+    if number(&value["samples"]) == 0 {
+        return "(no samples)".into();
+    }
+    let part = |name: &str| value[name].as_i64().map_or("?".into(), nanos);
+    format!("p50 {}, p99 {}, min {}, max {}", part("p50_ns"), part("p99_ns"), part("min_ns"), part("max_ns"))
+}
+
+/// Nanoseconds in the unit that reads best.
+pub fn nanos(ns: i64) -> String {
+    let size = ns.unsigned_abs();
+    match size {
+        0..10_000 => format!("{ns} ns"),
+        10_000..10_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        10_000_000_000..7_200_000_000_000 => format!("{:.1} s", ns as f64 / 1e9),
+        _ => format!("{:.1} h", ns as f64 / 3.6e12),
+    }
+}
+
+fn store(store: &Value, text: &mut String) {
+    let _ = writeln!(
+        text,
+        "store {}: {} records stored, {} lost, {} in flight, {} bytes written, {} segments sealed, durable up to record {}",
+        word(&store["store"]),
+        store["stored"],
+        store["lost"],
+        store["in_flight"],
+        store["written_bytes"],
+        store["sealed_segments"],
+        store["durable_arrival"]
+    );
+    for loss in items(&store["losses"]) {
+        let _ = writeln!(
+            text,
+            "  lost ({}): {} {}..{}",
+            word(&loss["cause"]),
+            word(&loss["stream"]),
+            loss["first"],
+            loss["last"]
+        );
+    }
+}
+
+fn conservation(capture: &Value, text: &mut String) {
+    text.push_str("conservation\n");
+    for identity in items(&capture["conservation"]) {
+        let left = &identity["left"];
+        let right: Vec<String> =
+            items(&identity["right"]).iter().map(|term| format!("{} {}", word(&term[0]), term[1])).collect();
+        let _ = writeln!(
+            text,
+            "  {}: {} {} = {} | residue {}",
+            word(&identity["of"]),
+            word(&left[0]),
+            left[1],
+            right.join(" + "),
+            identity["residue"]
+        );
+    }
+    let _ = writeln!(text, "  residue in all: {}", capture["residue"]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nanoseconds_read_well() {
+        for (ns, text) in
+            [(-50, "-50 ns"), (25_000, "25.0 µs"), (20_000_000, "20.0 ms"), (-3_600_000_000_000, "-3600.0 s")]
+        {
+            assert_eq!(nanos(ns), text);
+        }
+    }
+}

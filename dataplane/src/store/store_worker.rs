@@ -1,0 +1,503 @@
+//! The store worker: takes frames and events from the arbiters, copies them into blocks, writes the blocks through
+//! the core's io_uring. A token never stays: it is copied and sent home in the turn that took it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::files::{Files, FilesReport, FilesRequest};
+use super::plan::{StoreDesk, StoreParts, raw_stream, store_stream};
+use super::{
+    FLAG_LATE_FILL, Fault, LostCause, NO_TIME, Op, RecordKind, RecordMeta, StoreError, StoreWriter, WriterSettings,
+};
+use super::{raw_key, stream_key};
+use crate::feed::handoff::{Handoff, MessageSpan};
+use crate::runtime::link::LinkReceiver;
+use crate::runtime::worker::{Turn, Worker};
+use crate::sync::counters::{CounterIndex, CounterWriter};
+use crate::sys::clock;
+use crate::sys::file::AlignedBuffer;
+use crate::sys::frames::FrameToken;
+use crate::units::{SIDES_MAX, Side, StreamId};
+
+/// Items taken from each link per turn.
+const BATCH_ITEMS: usize = 128;
+/// Completion tags: writes carry their block; syncs carry this bit and the segment's number.
+const SYNC_TAG: u64 = 1 << 40;
+/// Lines kept of what the files' thread says.
+const TOLD_MAX: usize = 64;
+/// How often counters and loss ranges are published while records flow.
+const PUBLISH_EVERY_NS: i64 = 20_000_000;
+
+/// A store's counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreCounter {
+    /// Messages and raw frames offered.
+    Appended,
+    /// In completed writes.
+    Stored,
+    /// In blocks under way.
+    InFlight,
+    /// Bytes of completed writes.
+    WrittenBytes,
+    /// Blocks of completed writes.
+    WrittenBlocks,
+    /// Blocks given up.
+    FailedBlocks,
+    /// Writes tried again.
+    Retried,
+    /// Syncs.
+    Syncs,
+    /// Failed syncs.
+    FailedSyncs,
+    /// Sealed segments.
+    Sealed,
+    /// Failed seals.
+    FailedSeals,
+    /// Free blocks.
+    FreeBlocks,
+    /// 1 while the file system is known to be full.
+    Full,
+    /// The durable watermark (arrival index).
+    Durable,
+    /// Arrival index of the next record.
+    Next,
+    /// Lost, by cause.
+    Lost(LostCause),
+}
+
+impl CounterIndex for StoreCounter {
+    const COUNT: usize = 15 + LostCause::ALL.len();
+
+    fn index(self) -> usize {
+        match self {
+            StoreCounter::Appended => 0,
+            StoreCounter::Stored => 1,
+            StoreCounter::InFlight => 2,
+            StoreCounter::WrittenBytes => 3,
+            StoreCounter::WrittenBlocks => 4,
+            StoreCounter::FailedBlocks => 5,
+            StoreCounter::Retried => 6,
+            StoreCounter::Syncs => 7,
+            StoreCounter::FailedSyncs => 8,
+            StoreCounter::Sealed => 9,
+            StoreCounter::FailedSeals => 10,
+            StoreCounter::FreeBlocks => 11,
+            StoreCounter::Full => 12,
+            StoreCounter::Durable => 13,
+            StoreCounter::Next => 14,
+            StoreCounter::Lost(cause) => 15 + cause as usize,
+        }
+    }
+}
+
+/// One stream's books: taken, stored, lost, in flight. Written by the worker, read by the control thread.
+#[derive(Debug, Default)]
+pub struct StreamCell([AtomicU64; 4]);
+
+impl StreamCell {
+    fn write(&self, values: [u64; 4]) {
+        for (cell, value) in self.0.iter().zip(values) {
+            cell.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// (taken, stored, lost, in flight).
+    pub fn read(&self) -> [u64; 4] {
+        std::array::from_fn(|index| self.0[index].load(Ordering::Relaxed))
+    }
+}
+
+/// The books of every stream, by the store's number.
+pub type StreamBooks = Arc<[StreamCell]>;
+
+/// The keys of the streams that have begun.
+#[derive(Debug, Default)]
+pub struct StreamNames(pub Vec<(StreamId, String)>);
+
+struct OpenSegment {
+    number: u64,
+    file: Arc<File>,
+}
+
+/// The store worker.
+pub struct StoreWorker {
+    name: String,
+    parts: StoreParts,
+    writer: StoreWriter<AlignedBuffer>,
+    files: Files,
+    segments: Vec<OpenSegment>,
+    counters: CounterWriter<StoreCounter>,
+    books: StreamBooks,
+    taken: Vec<u64>,
+    scratch: Vec<[u64; 3]>,
+    names: Arc<Mutex<StreamNames>>,
+    desk: Arc<Mutex<StoreDesk>>,
+    /// Next sequence of each (feed, side)'s raw frames; 0: not begun.
+    raw_next: Vec<[u64; SIDES_MAX]>,
+    registered: bool,
+    losses_told: usize,
+    publish_at: i64,
+    stopped: bool,
+    closing: bool,
+    closed: bool,
+}
+
+impl StoreWorker {
+    /// The worker over an opened directory.
+    ///
+    /// # Errors
+    /// When the block pool cannot be had.
+    pub fn new(
+        parts: StoreParts,
+        settings: WriterSettings,
+        files: Files,
+        counters: CounterWriter<StoreCounter>,
+        books: StreamBooks,
+        names: Arc<Mutex<StreamNames>>,
+        desk: Arc<Mutex<StoreDesk>>,
+    ) -> Result<StoreWorker, StoreError> {
+        let blocks = parts.settings.blocks_in_flight as usize;
+        let pool = AlignedBuffer::pool(blocks, settings.block_bytes)
+            .map_err(|source| StoreError::io("make the block pool for", &parts.settings.path, source))?;
+        Ok(StoreWorker {
+            name: format!("store {}", parts.settings.name),
+            writer: StoreWriter::new(settings, pool),
+            files,
+            segments: Vec::new(),
+            counters,
+            taken: vec![0; books.len()],
+            scratch: vec![[0; 3]; books.len()],
+            books,
+            names,
+            desk,
+            raw_next: vec![[0; SIDES_MAX]; parts.feeds.len()],
+            registered: false,
+            losses_told: 0,
+            publish_at: 0,
+            stopped: false,
+            closing: false,
+            closed: false,
+            parts,
+        })
+    }
+
+    fn take(&mut self, feed: usize, item: Handoff<FrameToken>, now: i64) {
+        match item {
+            Handoff::Frame { token, side, messages, raw } => {
+                if let Some(span) = messages {
+                    self.messages(feed, &token, side, &span, now);
+                }
+                if raw {
+                    self.raw(feed, &token, side, now);
+                }
+                self.release(token);
+            }
+            Handoff::StreamBegin { stream, key, run, base } => {
+                let stream = store_stream(feed, self.parts.streams_max, stream);
+                let text = stream_key(&key, run);
+                self.writer.stream_begin(stream, &text);
+                self.names.lock().expect("nobody panics with it held").0.push((stream, text));
+                self.mark(RecordKind::StreamBegin, stream, base, &[], now);
+            }
+            Handoff::StreamEnd { stream } => {
+                let stream = store_stream(feed, self.parts.streams_max, stream);
+                self.mark(RecordKind::StreamEnd, stream, 0, &[], now);
+            }
+            Handoff::Gap { stream, first, last, .. } => {
+                let stream = store_stream(feed, self.parts.streams_max, stream);
+                self.mark(RecordKind::Gap, stream, first, &last.to_le_bytes(), now);
+            }
+        }
+    }
+
+    fn mark(&mut self, kind: RecordKind, stream: StreamId, sequence: u64, body: &[u8], now: i64) {
+        let meta = RecordMeta {
+            kind,
+            side: Side::A,
+            flags: 0,
+            stream,
+            sequence,
+            capture_ns: clock::utc_ns(),
+            send_ns: NO_TIME,
+        };
+        // What finds no room is counted by the writer.
+        let _ = self.writer.append(&meta, body, now);
+    }
+
+    fn messages(&mut self, feed: usize, token: &FrameToken, side: Side, span: &MessageSpan, now: i64) {
+        let stream = store_stream(feed, self.parts.streams_max, span.stream);
+        let packet = self.parts.areas.packet(token);
+        let block = &packet[span.offset as usize..(span.offset + span.bytes) as usize];
+        let meta = RecordMeta {
+            kind: RecordKind::Message,
+            side,
+            flags: if span.late_fill { FLAG_LATE_FILL } else { 0 },
+            stream,
+            sequence: span.first,
+            capture_ns: token.capture_ns,
+            send_ns: span.send_ns.unwrap_or(NO_TIME),
+        };
+        self.taken[stream.0 as usize] += u64::from(span.count);
+        let _ = self.writer.append_run(&meta, span.count, span.framing, block, now);
+    }
+
+    fn raw(&mut self, feed: usize, token: &FrameToken, side: Side, now: i64) {
+        let stream = raw_stream(feed, self.parts.streams_max, side);
+        let next = &mut self.raw_next[feed][side.index()];
+        if *next == 0 {
+            *next = 1;
+            let key = raw_key(&self.parts.feeds[feed], side);
+            self.writer.stream_begin(stream, &key);
+            self.names.lock().expect("nobody panics with it held").0.push((stream, key));
+        }
+        let meta = RecordMeta {
+            kind: RecordKind::Raw,
+            side,
+            flags: 0,
+            stream,
+            sequence: *next,
+            capture_ns: token.capture_ns,
+            send_ns: NO_TIME,
+        };
+        *next += 1;
+        self.taken[stream.0 as usize] += 1;
+        let _ = self.writer.append(&meta, self.parts.areas.packet(token), now);
+    }
+
+    /// A token's way home. The link is as large as the area has frames, so it cannot be full.
+    fn release(&mut self, token: FrameToken) {
+        let link = self.parts.returns[usize::from(token.area.0)].as_mut().expect("a frame of a feed of this store");
+        assert!(link.push(token).is_ok(), "a return link as large as its area was full");
+    }
+
+    fn reports(&mut self, now: i64) -> usize {
+        let mut count = 0;
+        while let Some(report) = self.files.try_report() {
+            count += 1;
+            self.report(report, now);
+        }
+        count
+    }
+
+    fn report(&mut self, report: FilesReport, now: i64) {
+        match report {
+            FilesReport::Ready { grant, file, direct, preallocated, path } => {
+                tracing::info!(store = self.parts.settings.name, segment = %path.display(), direct, preallocated, "segment");
+                self.segments.push(OpenSegment { number: grant.info.number, file });
+                self.writer.segment_ready(grant, now);
+            }
+            FilesReport::Failed { fault, error } => {
+                tracing::error!(store = self.parts.settings.name, error, "no segment");
+                self.writer.segment_failed(fault);
+            }
+            FilesReport::Sealed { segment, result, told } => {
+                tracing::info!(store = self.parts.settings.name, segment = told, ok = result.is_ok(), "sealed");
+                self.writer.on_sealed(segment, result, now);
+                self.segments.retain(|open| open.number != segment);
+            }
+            FilesReport::Removed(removed) => {
+                for removed in removed {
+                    self.tell(format!(
+                        "removed {} ({} bytes, bound: {})",
+                        removed.path.display(),
+                        removed.disk_bytes,
+                        removed.bound
+                    ));
+                }
+            }
+            FilesReport::Recovered { path, records, damage } => {
+                let torn: Vec<String> = damage.iter().map(|damage| damage.to_string()).collect();
+                self.tell(format!(
+                    "recovered {}: {records} records; {}",
+                    path.display(),
+                    if torn.is_empty() { "nothing torn".into() } else { torn.join("; ") }
+                ));
+            }
+            FilesReport::Trouble(what) => self.tell(what),
+        }
+    }
+
+    fn tell(&mut self, line: String) {
+        tracing::warn!(store = self.parts.settings.name, "{line}");
+        let mut desk = self.desk.lock().expect("nobody panics with it held");
+        if desk.told.len() == TOLD_MAX {
+            desk.told.remove(0);
+        }
+        desk.told.push(line);
+    }
+
+    /// Carries out what the writer wants.
+    fn operations(&mut self, turn: &mut Turn<'_>) {
+        while let Some(op) = self.writer.next_op() {
+            match op {
+                Op::NextSegment => self.files.ask(FilesRequest::Next(self.writer.stamp_source())),
+                Op::Seal { segment, footer, end } => self.files.ask(FilesRequest::Seal { segment, footer, end }),
+                Op::Discard { segment } => {
+                    self.segments.retain(|open| open.number != segment);
+                    self.files.ask(FilesRequest::Discard(segment));
+                }
+                Op::Write { segment, slot, buffer_offset, bytes, file_offset } => {
+                    let user_data = turn.user_data(slot as u64);
+                    let file = self.file(segment);
+                    let result =
+                        turn.ring.write_fixed(file.as_fd(), slot, buffer_offset, bytes, file_offset, user_data);
+                    if let Err(error) = result {
+                        turn.fail(format!("io_uring write: {error}"));
+                    }
+                }
+                Op::Sync { segment } => {
+                    let user_data = turn.user_data(SYNC_TAG | segment);
+                    let file = self.file(segment);
+                    if let Err(error) = turn.ring.sync_data(file.as_fd(), user_data) {
+                        turn.fail(format!("io_uring fdatasync: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn file(&self, segment: u64) -> Arc<File> {
+        let open = self.segments.iter().find(|open| open.number == segment);
+        open.expect("the writer writes to segments that it was granted").file.clone()
+    }
+
+    /// Makes counters, books and loss ranges visible.
+    fn publish(&mut self) {
+        let counts = self.writer.counters();
+        let counters = &mut self.counters;
+        counters.set(StoreCounter::Appended, counts.appended_data);
+        counters.set(StoreCounter::Stored, counts.stored_data);
+        counters.set(StoreCounter::InFlight, self.writer.in_flight_data());
+        counters.set(StoreCounter::WrittenBytes, counts.written_bytes);
+        counters.set(StoreCounter::WrittenBlocks, counts.written_blocks);
+        counters.set(StoreCounter::FailedBlocks, counts.failed_blocks);
+        counters.set(StoreCounter::Retried, counts.retried_writes);
+        counters.set(StoreCounter::Syncs, counts.syncs);
+        counters.set(StoreCounter::FailedSyncs, counts.failed_syncs);
+        counters.set(StoreCounter::Sealed, counts.sealed_segments);
+        counters.set(StoreCounter::FailedSeals, counts.failed_seals);
+        counters.set(StoreCounter::FreeBlocks, self.writer.free_blocks() as u64);
+        counters.set(StoreCounter::Full, u64::from(self.writer.is_full()));
+        counters.set(StoreCounter::Durable, self.writer.durable_arrival());
+        counters.set(StoreCounter::Next, self.writer.arrival_next());
+        for cause in LostCause::ALL {
+            counters.set(StoreCounter::Lost(cause), self.writer.losses().count(cause).data_records);
+        }
+        self.writer.stream_books(&mut self.scratch);
+        for ((cell, &taken), &[stored, lost, in_flight]) in self.books.iter().zip(&self.taken).zip(&self.scratch) {
+            if taken > 0 {
+                cell.write([taken, stored, lost, in_flight]);
+            }
+        }
+        self.publish_losses();
+    }
+
+    fn publish_losses(&mut self) {
+        let ranges = self.writer.losses().ranges();
+        if ranges.is_empty() {
+            return;
+        }
+        let names = self.names.lock().expect("nobody panics with it held");
+        let name = |stream: StreamId| {
+            names
+                .0
+                .iter()
+                .find(|(id, _)| *id == stream)
+                .map_or_else(|| format!("stream {}", stream.0), |(_, key)| key.clone())
+        };
+        // The newest range may still grow, so it is written again each time.
+        let from = self.losses_told.saturating_sub(names.0.len());
+        let mut desk = self.desk.lock().expect("nobody panics with it held");
+        desk.losses.truncate(from);
+        desk.losses.extend(
+            ranges[from..].iter().map(|range| (name(range.stream), range.cause.label(), range.first, range.last)),
+        );
+        self.losses_told = ranges.len();
+    }
+
+    fn close_if_stopped(&mut self, now: i64) {
+        if self.stopped && !self.closing && self.parts.inputs.iter().all(LinkReceiver::is_empty) {
+            self.closing = true;
+            self.writer.close(now);
+        }
+        if self.closing && !self.closed && self.writer.is_closed() {
+            self.closed = true;
+            self.publish();
+        }
+    }
+}
+
+impl Worker for StoreWorker {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stage(&self) -> u8 {
+        2
+    }
+
+    fn start(&mut self, turn: &mut Turn<'_>) -> Result<Vec<RawFd>, String> {
+        turn.ring.register_blocks(self.writer.buffers()).map_err(|error| {
+            format!("registering {} blocks with io_uring: {error}; raise the memlock limit, or give each store a core of its own", self.parts.settings.blocks_in_flight)
+        })?;
+        self.registered = true;
+        Ok(Vec::new())
+    }
+
+    fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
+        let mut work = self.reports(turn.now);
+        for feed in 0..self.parts.inputs.len() {
+            for _ in 0..BATCH_ITEMS {
+                let Some(item) = self.parts.inputs[feed].pop() else { break };
+                self.take(feed, item, turn.now);
+                work += 1;
+            }
+        }
+        if self.writer.deadline().is_some_and(|deadline| deadline <= turn.now) {
+            self.writer.on_tick(turn.now);
+        }
+        if self.writer.compress_step(turn.now) {
+            work += 1;
+        }
+        self.close_if_stopped(turn.now);
+        self.operations(turn);
+        if work > 0 {
+            for link in self.parts.returns.iter_mut().flatten() {
+                link.flush();
+            }
+        }
+        if turn.now >= self.publish_at {
+            self.publish_at = turn.now + PUBLISH_EVERY_NS;
+            self.publish();
+        }
+        work
+    }
+
+    fn complete(&mut self, turn: &mut Turn<'_>, tag: u64, result: i32) {
+        let fault = (result < 0).then(|| Fault::from_errno(-result));
+        if tag & SYNC_TAG != 0 {
+            self.writer.on_sync(tag & !SYNC_TAG, fault.map_or(Ok(()), Err), turn.now);
+        } else {
+            self.writer.on_write(tag as usize, fault.map_or(Ok(result as usize), Err), turn.now);
+        }
+        self.operations(turn);
+    }
+
+    fn deadline(&self) -> Option<i64> {
+        self.writer.deadline()
+    }
+
+    fn stop(&mut self, _turn: &mut Turn<'_>) {
+        self.stopped = true;
+    }
+
+    fn drained(&self) -> bool {
+        self.closed
+    }
+
+    fn finish(&mut self) {
+        self.files.stop();
+    }
+}
