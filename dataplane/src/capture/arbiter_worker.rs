@@ -9,21 +9,21 @@ use super::queue_worker::parse_segment;
 use super::stats::ArbiterCounter;
 use crate::config::FeedProtocol;
 use crate::feed::arbiter::{Arbiter, ArbiterReport, Arrival, Sink};
-use crate::feed::handoff::{Handoff, MessageSpan};
+use crate::feed::handoff::{Copied, CopiedRecord, CopiedRecords, Handoff, MessageSpan};
 use crate::runtime::link::{LinkReceiver, LinkSender};
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::CounterWriter;
 use crate::sys::clock;
 use crate::sys::frames::{Areas, FramePool, FrameToken};
 use crate::units::{AreaId, Side, StreamId};
-use crate::wire::segment::{Framing, Messages, SegmentKind, SessionKey};
+use crate::wire::segment::{Messages, SegmentKind, SessionKey};
 use crate::wire::{iextp, moldudp64};
 
 /// Items taken from each link per turn: as many as a queue worker passes on per turn.
 const BATCH_ITEMS: usize = 64;
-/// Bytes of a copy frame. An ordinary feed message is below 150 bytes, so one frame takes a dozen; a longer message
-/// than the frame is lost and counted, so this is above the largest UDP payload of an Ethernet frame.
-const COPY_FRAME_BYTES: u32 = 2_048;
+/// Bytes of a copy frame: the longest message fits with its header, and a window's worth of short ones shares few
+/// frames.
+pub const COPY_FRAME_BYTES: u32 = crate::config::COPY_FRAME_BYTES;
 /// How often the report is rebuilt while somebody asks for it.
 const REPORT_EVERY_NS: i64 = 200_000_000;
 
@@ -147,23 +147,21 @@ struct Outlet {
 enum Staged {
     /// Messages of the current arrival's own frame.
     Current(MessageSpan),
-    /// Messages in a copy frame.
-    Copied(FrameToken, Side, MessageSpan),
+    /// A frame of copied records, so many messages among them.
+    Copies(FrameToken, u32),
     /// An event.
     Event(Handoff<FrameToken>),
 }
 
-/// Emissions that one arrival can stage before they are handed on early: the copy pool bounds the copied ones, gaps
-/// come at most one before each, and a few events.
+/// Emissions that one arrival can stage: the copy pool bounds the frames of copies, and streams begin and end rarely.
 fn staged_max(copy_frames: u32) -> usize {
-    2 * copy_frames as usize + 64
+    copy_frames as usize + 64
 }
 
-/// Messages that are being packed into one copy frame.
-#[derive(Default)]
+/// Records that are being packed into one copy frame.
 struct Packing {
     bytes: Vec<u8>,
-    span: Option<(MessageSpan, Side, i64)>,
+    messages: u32,
 }
 
 impl ArbiterWorker {
@@ -184,7 +182,7 @@ impl ArbiterWorker {
             block_offset: 0,
             begun: Vec::with_capacity(parts.arbiter.settings().streams_max),
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
-            packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), span: None },
+            packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), messages: 0 },
         };
         ArbiterWorker {
             name: parts.name,
@@ -220,7 +218,7 @@ impl ArbiterWorker {
             RxItem::End { side } => {
                 let now = if self.time == TimeSource::Live { now } else { self.packet_time };
                 self.arbiter.end_side(side, now, &mut self.outlet);
-                self.outlet.pass_on();
+                self.outlet.pass_on(&self.areas);
             }
         }
     }
@@ -239,7 +237,7 @@ impl ArbiterWorker {
         let arrival = Arrival { side, capture_ns: token.capture_ns, segment };
         self.arbiter.on_segment(&arrival, now, &mut self.outlet);
         self.outlet.flush_packing();
-        self.outlet.pass_staged(Some(token), side);
+        self.outlet.pass_staged(Some(token), side, &self.areas);
     }
 
     /// After the stop, when nothing more can come: the end of every side, and the last report.
@@ -249,7 +247,7 @@ impl ArbiterWorker {
         }
         let now = if self.time == TimeSource::Live { now } else { self.packet_time };
         self.arbiter.finish(now, &mut self.outlet);
-        self.outlet.pass_on();
+        self.outlet.pass_on(&self.areas);
         if let Some(store) = &mut self.outlet.store {
             store.flush();
         }
@@ -276,13 +274,13 @@ fn header_bytes(protocol: FeedProtocol) -> u32 {
 
 impl Outlet {
     /// Passes on what the machine emitted without an arrival (a tick, an end).
-    fn pass_on(&mut self) {
+    fn pass_on(&mut self, areas: &Areas) {
         self.flush_packing();
-        self.pass_staged(None, Side::A);
+        self.pass_staged(None, Side::A, areas);
     }
 
     /// Passes on what the machine emitted, in its order; `token` is the arrival's own frame.
-    fn pass_staged(&mut self, token: Option<FrameToken>, side: Side) {
+    fn pass_staged(&mut self, token: Option<FrameToken>, side: Side, areas: &Areas) {
         let mut token = token;
         let mut staged = std::mem::take(&mut self.staged);
         for emission in staged.drain(..) {
@@ -291,7 +289,7 @@ impl Outlet {
                     let token = token.take().expect("the machine emits an arrival's last part once");
                     self.hand_over(token, side, span, self.raw);
                 }
-                Staged::Copied(token, side, span) => self.hand_over(token, side, span, false),
+                Staged::Copies(token, messages) => self.hand_over_copies(token, messages, areas),
                 Staged::Event(event) => self.event(event),
             }
         }
@@ -394,70 +392,63 @@ impl Outlet {
         }
     }
 
-    /// Adds one message to the copy frame that is being packed.
-    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
-    fn pack(
-        &mut self,
-        stream: StreamId,
-        sequence: u64,
-        side: Side,
-        capture_ns: i64,
-        send_ns: Option<i64>,
-        late_fill: bool,
-        body: &[u8],
-    ) {
-        let bytes = body.len() + 2;
-        if let Some((span, packed_side, packed_ns)) = &self.packing.span {
-            let joins = span.stream == stream
-                && span.first + u64::from(span.count) == sequence
-                && (*packed_side, *packed_ns, span.send_ns, span.late_fill) == (side, capture_ns, send_ns, late_fill)
-                && self.packing.bytes.len() + bytes <= COPY_FRAME_BYTES as usize;
-            if !joins {
-                self.flush_packing();
+    /// Copied records on their way to the store; what they are is read again only when they must be counted as lost.
+    fn hand_over_copies(&mut self, token: FrameToken, messages: u32, areas: &Areas) {
+        let wanted = self.store.is_some() && self.merged;
+        if !wanted {
+            self.counters.add(ArbiterCounter::NotStored, u64::from(messages));
+            return self.release(token);
+        }
+        let Some(store) = &mut self.store else { return };
+        match store.push(Handoff::Copies { token, messages }) {
+            Ok(()) => self.counters.add(ArbiterCounter::Handed, u64::from(messages)),
+            Err(Handoff::Copies { token, .. }) => {
+                self.counters.add(ArbiterCounter::LostLinkFull, u64::from(messages));
+                for record in CopiedRecords(areas.packet(&token)) {
+                    if matches!(record.kind, Copied::Message { .. }) {
+                        self.lose(record.stream, "link_full", record.sequence, record.sequence);
+                    }
+                }
+                self.release(token);
             }
+            Err(_) => unreachable!("copies were pushed"),
         }
-        if bytes > COPY_FRAME_BYTES as usize {
-            self.counters.add(ArbiterCounter::LostCopyPool, 1);
-            return self.lose(stream, "copy_pool", sequence, sequence);
-        }
-        let (span, _, _) = self.packing.span.get_or_insert((
-            MessageSpan {
-                stream,
-                first: sequence,
-                count: 0,
-                offset: 0,
-                bytes: 0,
-                framing: Framing::U16Le,
-                late_fill,
-                send_ns,
-            },
-            side,
-            capture_ns,
-        ));
-        span.count += 1;
-        span.bytes += bytes as u32;
-        self.packing.bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
-        self.packing.bytes.extend_from_slice(body);
     }
 
-    /// Sends what has been packed.
+    /// Adds one record to the copy frame that is being packed.
+    fn pack(&mut self, record: CopiedRecord<'_>) {
+        if self.packing.bytes.len() + record.encoded_bytes() > COPY_FRAME_BYTES as usize {
+            self.flush_packing();
+        }
+        self.packing.messages += u32::from(matches!(record.kind, Copied::Message { .. }));
+        record.encode(&mut self.packing.bytes);
+    }
+
+    /// Stages what has been packed.
     fn flush_packing(&mut self) {
-        let Some((span, side, capture_ns)) = self.packing.span.take() else { return };
+        if self.packing.bytes.is_empty() {
+            return;
+        }
+        let messages = std::mem::take(&mut self.packing.messages);
         let pool = self.pool.as_mut().expect("started");
         match pool.take() {
             Some(mut filling) => {
                 let bytes = self.packing.bytes.len();
                 filling.bytes()[..bytes].copy_from_slice(&self.packing.bytes);
-                let token = filling.into_token(bytes, capture_ns);
-                self.packing.bytes.clear();
-                self.stage(Staged::Copied(token, side, span));
+                self.staged.push(Staged::Copies(filling.into_token(bytes, 0), messages));
             }
             None => {
-                self.packing.bytes.clear();
-                self.counters.add(ArbiterCounter::LostCopyPool, u64::from(span.count));
-                self.lose(span.stream, "copy_pool", span.first, span.first + u64::from(span.count) - 1);
+                self.counters.add(ArbiterCounter::LostCopyPool, u64::from(messages));
+                let bytes = std::mem::take(&mut self.packing.bytes);
+                for record in CopiedRecords(&bytes) {
+                    if matches!(record.kind, Copied::Message { .. }) {
+                        self.lose(record.stream, "copy_pool", record.sequence, record.sequence);
+                    }
+                }
+                self.packing.bytes = bytes;
             }
         }
+        self.packing.bytes.clear();
     }
 }
 
@@ -478,7 +469,6 @@ impl Sink for Outlet {
         last: bool,
         late_fill: bool,
     ) {
-        self.flush_packing();
         let segment = &arrival.segment;
         let mut walk = Messages::new(segment.block, segment.framing);
         for _ in segment.first..from {
@@ -495,6 +485,7 @@ impl Sink for Outlet {
             rest - walk.rest().len()
         };
         if last {
+            self.flush_packing();
             let span = MessageSpan {
                 stream,
                 first: from,
@@ -509,14 +500,19 @@ impl Sink for Outlet {
         }
         let run = &segment.block[skipped..skipped + bytes];
         for (index, body) in Messages::new(run, segment.framing).enumerate() {
-            let sequence = from + index as u64;
-            self.pack(stream, sequence, arrival.side, arrival.capture_ns, segment.send_ns, late_fill, body);
+            let (side, capture_ns, send_ns) = (arrival.side, arrival.capture_ns, segment.send_ns);
+            let kind = Copied::Message { side, capture_ns, send_ns, late_fill, body };
+            self.pack(CopiedRecord { stream, sequence: from + index as u64, kind });
         }
-        self.flush_packing();
     }
 
     fn emit_held(&mut self, stream: StreamId, sequence: u64, side: Side, capture_ns: i64, send_ns: i64, body: &[u8]) {
-        self.pack(stream, sequence, side, capture_ns, (send_ns != i64::MIN).then_some(send_ns), false, body);
+        let send_ns = (send_ns != i64::MIN).then_some(send_ns);
+        self.pack(CopiedRecord {
+            stream,
+            sequence,
+            kind: Copied::Message { side, capture_ns, send_ns, late_fill: false, body },
+        });
     }
 
     fn emit_late_copy(
@@ -528,12 +524,16 @@ impl Sink for Outlet {
         send_ns: i64,
         body: &[u8],
     ) {
-        self.pack(stream, sequence, side, capture_ns, (send_ns != i64::MIN).then_some(send_ns), true, body);
+        let send_ns = (send_ns != i64::MIN).then_some(send_ns);
+        self.pack(CopiedRecord {
+            stream,
+            sequence,
+            kind: Copied::Message { side, capture_ns, send_ns, late_fill: true, body },
+        });
     }
 
     fn gap(&mut self, stream: StreamId, first: u64, last: u64) {
-        self.flush_packing();
-        self.stage(Staged::Event(Handoff::Gap { stream, first, last, capture_ns: clock::utc_ns() }));
+        self.pack(CopiedRecord { stream, sequence: first, kind: Copied::Gap { last, capture_ns: clock::utc_ns() } });
     }
 
     fn stream_end(&mut self, stream: StreamId) {
@@ -571,7 +571,7 @@ impl Worker for ArbiterWorker {
         }
         if self.time == TimeSource::Live && self.arbiter.deadline().is_some_and(|deadline| deadline <= turn.now) {
             self.arbiter.on_tick(turn.now, &mut self.outlet);
-            self.outlet.pass_on();
+            self.outlet.pass_on(&self.areas);
             work += 1;
         }
         if work > 0 {

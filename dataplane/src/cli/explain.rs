@@ -114,7 +114,10 @@ fn memory(config: &Config) -> Vec<(String, u64)> {
     }
     for feed in &config.feeds {
         rows.push((format!("reorder window of {}", feed.name), u64::from(feed.window) * WINDOW_BYTES_PER_MESSAGE));
-        rows.push((format!("copy pool of {}", feed.name), u64::from(feed.copy_frames) * 2048));
+        rows.push((
+            format!("copy pool of {}", feed.name),
+            u64::from(feed.copy_frames) * u64::from(config::COPY_FRAME_BYTES),
+        ));
     }
     for store in &config.stores {
         rows.push((format!("blocks of store {}", store.name), u64::from(store.blocks_in_flight) * store.block.0));

@@ -57,14 +57,14 @@ fn queues(capture: &Value, text: &mut String) {
             text,
             "{:<22} {:>5} {:>11} {:>11} {:>10} {:>9} {:>9} {:>10} {:>9}",
             word(&queue["source"]),
-            queue["queue"],
-            queue["received"],
-            queue["data_segments"],
-            queue["heartbeats"],
+            number(&queue["queue"]),
+            number(&queue["received"]),
+            number(&queue["data_segments"]),
+            number(&queue["heartbeats"]),
             raw,
-            queue["link_full"],
-            queue["rx_dropped"],
-            queue["rx_ring_full"]
+            number(&queue["link_full"]),
+            number(&queue["rx_dropped"]),
+            number(&queue["rx_ring_full"])
         );
     }
     for xdp in items(&capture["xdp"]) {

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::quantity::{Bytes, Span};
 
+/// Bytes of a copy frame: the longest UDP payload with a record's header fits.
+pub const COPY_FRAME_BYTES: u32 = 66 << 10;
+
 /// What a core does when its workers have nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -263,7 +266,7 @@ pub struct Feed {
     /// Items of each link between a queue and the arbiter, and between the arbiter and the store; a power of two.
     #[serde(default = "Feed::link_default")]
     pub link: u32,
-    /// Frames of 2,048 bytes for what the reorder window gives back to the store.
+    /// Frames of 66 KiB in which what the reorder window gives back travels to the store; a full window must fit.
     #[serde(default = "Feed::copy_frames_default")]
     pub copy_frames: u32,
 }
@@ -300,7 +303,7 @@ impl Feed {
         4_096
     }
     fn copy_frames_default() -> u32 {
-        4_096
+        512
     }
 }
 

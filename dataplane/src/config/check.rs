@@ -177,6 +177,13 @@ fn check_interface(config: &Config, interface: &Interface, findings: &mut Findin
     }
 }
 
+/// Copy frames that a full reorder window can take at once: two 128-byte slots a message, and between each two a gap
+/// (the arbiter's slot count, a record's 32-byte header, a gap's 40 bytes).
+fn copy_frames_needed(window: u32) -> u64 {
+    let bytes = u64::from(window) * (2 * 128 + 32 + 40);
+    bytes.div_ceil(u64::from(super::COPY_FRAME_BYTES)) + 1
+}
+
 fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
     let key = |field: &str| format!("feed \"{}\": {field}", feed.name);
     findings.core(config, key("core"), &feed.core);
@@ -194,8 +201,12 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
     if feed.link < RING_MIN {
         findings.add(key("link"), format!("is {}, but must be at least {RING_MIN}, one batch", feed.link));
     }
-    if feed.copy_frames < RING_MIN {
-        findings.add(key("copy_frames"), format!("is {}, but must be at least {RING_MIN}", feed.copy_frames));
+    let copies = copy_frames_needed(feed.window);
+    if u64::from(feed.copy_frames) < copies {
+        findings.add(
+            key("copy_frames"),
+            format!("is {}, but a full window of {} messages can take {copies} when it empties at once: raise it, or lower window", feed.copy_frames, feed.window),
+        );
     }
     if feed.streams_max == 0 || feed.streams_max > 4_096 || feed.runs_max == 0 || feed.runs_max > 64 {
         findings.add(key("streams_max"), "streams_max must be from 1 to 4096, runs_max from 1 to 64");

@@ -8,8 +8,8 @@ mod load;
 mod quantity;
 
 pub use capture::{
-    AttachMode, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side, SourceKind,
-    Stamp, StartAt, Store, ZeroCopy,
+    AttachMode, COPY_FRAME_BYTES, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side,
+    SourceKind, Stamp, StartAt, Store, ZeroCopy,
 };
 pub use check::{Finding, check, frames_needed, queue_frames_min};
 pub use load::{Config, ConfigError, load, parse};

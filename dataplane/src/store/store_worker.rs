@@ -12,7 +12,7 @@ use super::{
     FLAG_LATE_FILL, Fault, LostCause, NO_TIME, Op, RecordKind, RecordMeta, StoreError, StoreWriter, WriterSettings,
 };
 use super::{raw_key, stream_key};
-use crate::feed::handoff::{Handoff, MessageSpan};
+use crate::feed::handoff::{Copied, CopiedRecords, Handoff, MessageSpan};
 use crate::runtime::link::LinkReceiver;
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::{CounterIndex, CounterWriter};
@@ -205,9 +205,9 @@ impl StoreWorker {
                 let stream = store_stream(feed, self.parts.streams_max, stream);
                 self.mark(RecordKind::StreamEnd, stream, 0, &[], now);
             }
-            Handoff::Gap { stream, first, last, .. } => {
-                let stream = store_stream(feed, self.parts.streams_max, stream);
-                self.mark(RecordKind::Gap, stream, first, &last.to_le_bytes(), now);
+            Handoff::Copies { token, .. } => {
+                self.copies(feed, &token, now);
+                self.release(token);
             }
         }
     }
@@ -241,6 +241,35 @@ impl StoreWorker {
         };
         self.taken[stream.0 as usize] += u64::from(span.count);
         let _ = self.writer.append_run(&meta, span.count, span.framing, block, now);
+    }
+
+    /// Records that the arbiter copied. Their order is the machine's.
+    fn copies(&mut self, feed: usize, token: &FrameToken, now: i64) {
+        let streams_max = self.parts.streams_max;
+        for record in CopiedRecords(self.parts.areas.packet(token)) {
+            let stream = store_stream(feed, streams_max, record.stream);
+            let blank = RecordMeta {
+                kind: RecordKind::Message,
+                side: Side::A,
+                flags: 0,
+                stream,
+                sequence: record.sequence,
+                capture_ns: 0,
+                send_ns: NO_TIME,
+            };
+            let _ = match record.kind {
+                Copied::Message { side, capture_ns, send_ns, late_fill, body } => {
+                    self.taken[stream.0 as usize] += 1;
+                    let flags = if late_fill { FLAG_LATE_FILL } else { 0 };
+                    let meta = RecordMeta { side, flags, capture_ns, send_ns: send_ns.unwrap_or(NO_TIME), ..blank };
+                    self.writer.append(&meta, body, now)
+                }
+                Copied::Gap { last, capture_ns } => {
+                    let meta = RecordMeta { kind: RecordKind::Gap, capture_ns, ..blank };
+                    self.writer.append(&meta, &last.to_le_bytes(), now)
+                }
+            };
+        }
     }
 
     fn raw(&mut self, feed: usize, token: &FrameToken, side: Side, now: i64) {
