@@ -1049,7 +1049,11 @@ fn get_block_entry(get: &mut Get<'_>) -> Result<BlockEntry, BlockError> {
     let tai_offset_s = get.u16() as i16;
     get.at += 6;
     let most = BLOCK_BYTES_MAX as u32;
-    if records_bytes > most || records_raw_bytes > most || index_bytes > most || offset % SECTOR_BYTES as u64 != 0 {
+    if records_bytes > most
+        || records_raw_bytes > most
+        || index_bytes > most
+        || !offset.is_multiple_of(SECTOR_BYTES as u64)
+    {
         return Err(BlockError::Index("footer block entry"));
     }
     Ok(BlockEntry {

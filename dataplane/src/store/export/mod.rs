@@ -15,6 +15,10 @@ use crate::wire::block::RecordKind;
 
 pub mod capture;
 mod csv_rows;
+/// The CSV line of a record, for those who print one.
+pub mod csv {
+    pub use super::csv_rows::{COLUMNS, hex, line};
+}
 #[cfg(feature = "parquet")]
 mod parquet_rows;
 
