@@ -32,6 +32,11 @@ pub const RUNS_MAX_DEFAULT: usize = 8;
 /// Streams per feed: a day has one session of a few runs for each of some channels.
 pub const STREAMS_MAX_DEFAULT: usize = 64;
 
+/// Slots reserved for one suspect: a packet of 1,500 bytes.
+const SUSPECT_SLOTS: usize = 12;
+/// Sessions whose suspects have room at the same time; with more, a suspect may be rejected for want of a slot.
+const SUSPECT_SESSIONS: usize = 8;
+
 /// One segment as it arrived on one side.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<'a> {
@@ -107,7 +112,7 @@ pub struct ArbiterSettings {
     pub sides: usize,
     /// Messages that may lie between the next one and the last one held, 1 to [`WINDOW_MESSAGES_MAX`].
     pub window_messages: u32,
-    /// Slots of 128 bytes for all streams together; 0 means twice the window, and room for suspects.
+    /// Slots of 128 bytes for what all streams together hold; 0 means twice the window. Suspects have their own.
     pub slots: u32,
     /// Longest wait for a missing message, ns; `None` waits for the sides, the window or the end.
     pub hold_ns: Option<i64>,
@@ -159,9 +164,13 @@ impl ArbiterSettings {
     }
 
     fn slots(&self) -> u32 {
-        // A suspect is a packet of up to 1,500 bytes, 12 slots: two sides' worth of them, once.
-        const FOR_SUSPECTS: u32 = 2 * SUSPECTS_PER_SIDE_MAX as u32 * 12;
-        if self.slots > 0 { self.slots } else { 2 * self.window_messages + FOR_SUSPECTS }
+        if self.slots > 0 { self.slots } else { 2 * self.window_messages }
+    }
+
+    /// Suspects are copied into a pool of their own: a full window must not hide a restart, nor a forger fill the
+    /// window.
+    fn suspect_slots(&self) -> u32 {
+        (self.streams_max.min(SUSPECT_SESSIONS) * self.sides * SUSPECTS_PER_SIDE_MAX * SUSPECT_SLOTS) as u32
     }
 
     fn doubt(&self) -> Doubt {
@@ -187,6 +196,7 @@ pub struct Arbiter {
     streams: Vec<Stream>,
     streams_used: usize,
     pool: SlotPool,
+    suspects: SlotPool,
     believed: Vec<Suspect>,
     block: Vec<u8>,
     /// Sides whose input has ended.
@@ -212,6 +222,7 @@ impl Arbiter {
             streams: (0..settings.streams_max).map(|_| Stream::new(&settings)).collect(),
             streams_used: 0,
             pool: SlotPool::new(settings.slots()),
+            suspects: SlotPool::new(settings.suspect_slots()),
             believed: Vec::with_capacity(settings.sides * SUSPECTS_PER_SIDE_MAX),
             block: vec![0; BODY_BYTES_MAX],
             ended: SideSet::default(),
@@ -241,9 +252,10 @@ impl Arbiter {
         (self.deadline < i64::MAX).then_some(self.deadline)
     }
 
-    /// Free and all slots of the window's pool.
+    /// Free and all slots, those for suspects included.
     pub fn slots(&self) -> (u32, u32) {
-        (self.pool.free(), self.pool.capacity())
+        let free = self.pool.free() + self.suspects.free();
+        (free, self.pool.capacity() + self.suspects.capacity())
     }
 
     /// Whether `side` counts as live in any session.
@@ -569,7 +581,7 @@ impl Arbiter {
         let counts = &mut self.streams[stream as usize].counts;
         counts.offered += u64::from(segment.count);
         let stored = Stored { side, capture_ns: claim.capture_ns, send_ns: 0, body: segment.block };
-        let Some(copy) = self.pool.store(stored) else {
+        let Some(copy) = self.suspects.store(stored) else {
             counts.rejected_wild += u64::from(segment.count);
             counts.rejected_segments += 1;
             return;
@@ -583,7 +595,7 @@ impl Arbiter {
     }
 
     fn reject(&mut self, suspect: &Suspect) {
-        self.pool.release(suspect.copy);
+        self.suspects.release(suspect.copy);
         let counts = &mut self.streams[suspect.stream as usize].counts;
         counts.pending -= u64::from(suspect.count);
         counts.rejected_wild += u64::from(suspect.count);
@@ -610,7 +622,7 @@ impl Arbiter {
     /// Processes a former suspect in its turn; one that is not believed is judged again.
     fn again<S: Sink>(&mut self, at: usize, suspect: &Suspect, now: i64, sink: &mut S) {
         let mut block = std::mem::take(&mut self.block);
-        let bytes = self.pool.take(suspect.copy, &mut block);
+        let bytes = self.suspects.take(suspect.copy, &mut block);
         let counts = &mut self.streams[suspect.stream as usize].counts;
         counts.pending -= u64::from(suspect.count);
         counts.offered -= u64::from(suspect.count);

@@ -199,6 +199,28 @@ pub fn clip(ranges: &[Range], from: u64, to: u64) -> Vec<Range> {
     intersection(ranges, &[Range { first: from, last: to - 1 }])
 }
 
+/// What of one ascending list of disjoint ranges another does not hold.
+pub fn difference(ranges: &[Range], other: &[Range]) -> Vec<Range> {
+    let (mut left, mut at) = (Vec::new(), 0);
+    for range in ranges {
+        let mut first = range.first;
+        while other.get(at).is_some_and(|cut| cut.last < first) {
+            at += 1;
+        }
+        let cuts = other[at..].iter().take_while(|cut| cut.first <= range.last);
+        for cut in cuts {
+            if cut.first > first {
+                left.push(Range { first, last: cut.first - 1 });
+            }
+            first = cut.last.saturating_add(1);
+        }
+        if first <= range.last {
+            left.push(Range { first, last: range.last });
+        }
+    }
+    left
+}
+
 /// Adjacent ranges of an ascending list joined.
 pub fn joined(ranges: impl IntoIterator<Item = Range>) -> Vec<Range> {
     let mut out: Vec<Range> = Vec::new();
@@ -267,5 +289,7 @@ mod tests {
         assert_eq!(joined(intersection(&[r(1, 5), r(8, 9)], &[r(4, 8), r(9, 12)])), [r(4, 5), r(8, 9)]);
         assert_eq!(clip(&[r(1, 5), r(8, 9)], 3, 9), [r(3, 5), r(8, 8)]);
         assert_eq!(count(&[r(1, 5), r(8, 9)]), 7);
+        let cut = difference(&[r(1, 10), r(20, 30), r(40, 41)], &[r(0, 2), r(5, 6), r(9, 22), r(25, 45)]);
+        assert_eq!(cut, [r(3, 4), r(7, 8), r(23, 24)]);
     }
 }

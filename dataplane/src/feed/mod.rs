@@ -13,4 +13,5 @@ pub mod messages;
 pub mod rows;
 pub mod runs;
 pub mod split;
+pub mod truth;
 pub mod window;

@@ -195,8 +195,9 @@ pub struct Merged {
     pub ended: bool,
     pub emitted: u64,
     pub late_filled: u64,
-    /// Lost and not filled, one by one.
+    /// Lost and not filled, one by one; but for the gaps of a million and more, which stand in `huge`.
     pub lost: BTreeSet<u64>,
+    pub huge: Vec<(u64, u64)>,
     pub bodies: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -245,7 +246,8 @@ fn apply(streams: &mut HashMap<u32, Merged>, event: &Event) -> Result<(), String
             known(streams, stream)?;
             let merged = streams.get_mut(stream).expect("known");
             if *late_fill {
-                if !merged.lost.remove(sequence) {
+                let in_huge = merged.huge.iter().any(|(first, last)| (first..=last).contains(&sequence));
+                if !merged.lost.remove(sequence) && (!in_huge || merged.bodies.contains_key(sequence)) {
                     return Err("a late fill outside any gap".into());
                 }
                 merged.late_filled += 1;
@@ -266,6 +268,8 @@ fn apply(streams: &mut HashMap<u32, Merged>, event: &Event) -> Result<(), String
             }
             if last - first < 1_000_000 {
                 merged.lost.extend(*first..=*last);
+            } else {
+                merged.huge.push((*first, *last));
             }
             merged.next = last + 1;
         }
