@@ -113,13 +113,18 @@ fn wanted(key: GroupKey) -> u32 {
     unsafe { GROUPS.get(&key) }.copied().unwrap_or(0)
 }
 
-/// The socket is looked up first: a frame that stays with the kernel carries no metadata into it.
+/// The clock is read first: the stamp is the earliest, and the read, which waits for all loads before it, waits for
+/// the fewest (measured on live veth traffic: 86 ns a frame in all, against 100 to 110 with the read last). Then the
+/// socket is looked up, before any metadata is written: a frame that stays with the kernel carries none into it.
 #[inline(always)]
 fn redirect(context: &XdpContext, queue: u32) -> u32 {
+    // SAFETY: as a frozen read-only global, STAMP never changes while the program runs.
+    let stamping = unsafe { core::ptr::read_volatile(&raw const STAMP) } != 0;
+    // SAFETY: the helper takes no argument.
+    let tai_ns = if stamping { unsafe { bpf_ktime_get_tai_ns() } } else { 0 };
     match SOCKETS.redirect(queue, 0) {
         Ok(action) => {
-            // SAFETY: as a frozen read-only global, STAMP never changes while the program runs.
-            if unsafe { core::ptr::read_volatile(&raw const STAMP) } != 0 && !stamp(context, queue) {
+            if stamping && !stamp(context, queue, tai_ns) {
                 count(queue, Reason::MetadataFailed);
             }
             count(queue, Reason::Redirected);
@@ -131,7 +136,7 @@ fn redirect(context: &XdpContext, queue: u32) -> u32 {
 
 /// Writes the metadata before the frame; `false` where the driver leaves no room for it.
 #[inline(always)]
-fn stamp(context: &XdpContext, queue: u32) -> bool {
+fn stamp(context: &XdpContext, queue: u32, tai_ns: u64) -> bool {
     // SAFETY: `ctx` is the program's own context; the helper checks the room itself.
     if unsafe { bpf_xdp_adjust_meta(context.ctx, -(METADATA_BYTES as i32)) } != 0 {
         return false;
@@ -143,13 +148,12 @@ fn stamp(context: &XdpContext, queue: u32) -> bool {
     // SAFETY: in bounds by the comparison, which the verifier checks again; nobody else sees the frame yet. Written as
     // instructions because the address is even but not always a multiple of 8, which Rust's own stores would need.
     unsafe {
-        let low = queue as u64 | (METADATA_MAGIC as u64) << 32;
         core::arch::asm!(
             "*(u64 *)({at} + 0) = {tai_ns}",
-            "*(u64 *)({at} + 8) = {low}",
+            "*(u64 *)({at} + 8) = {queue_and_magic}",
             at = in(reg) metadata,
-            tai_ns = in(reg) bpf_ktime_get_tai_ns(),
-            low = in(reg) low,
+            tai_ns = in(reg) tai_ns,
+            queue_and_magic = in(reg) queue as u64 | (METADATA_MAGIC as u64) << 32,
         );
     }
     true

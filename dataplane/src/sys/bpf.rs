@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use aya::maps::{HashMap, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::links::FdLink;
@@ -215,6 +215,24 @@ impl QueueCounters {
     }
 }
 
+/// Runs of a program and their time, as the kernel measured them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ProgramCost {
+    /// Frames that it ran on.
+    pub runs: u64,
+    /// Their time together, in ns, the two clock readings around each included.
+    pub nanoseconds: u64,
+}
+
+/// Makes the kernel measure every BPF program of the host until the descriptor is closed. It costs each run two clock
+/// readings, so it is for measurements, not for operation.
+pub fn enable_cost() -> Result<OwnedFd, BpfError> {
+    let (fd, _) = bpf(BPF_ENABLE_STATS, [BPF_STATS_RUN_TIME, 0, 0, 0])
+        .map_err(|source| BpfError::Kernel { what: "enabling BPF statistics".into(), source })?;
+    // SAFETY: the call gave a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// What the program said to one frame in [`XdpProgram::test_run`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TestVerdict {
@@ -320,9 +338,28 @@ impl XdpProgram {
         self.attached
     }
 
+    /// The kernel's id of the program, as in `bpftool prog show id`.
+    pub fn program_id(&mut self) -> Result<u32, BpfError> {
+        let name = if self.settings.multi_buffer { PROGRAM_FRAGS } else { PROGRAM };
+        Ok(xdp(&mut self.ebpf, name)?.info().map_err(program_error)?.id())
+    }
+
     /// The interface as it was at the last load or attach.
     pub fn interface(&self) -> &Interface {
         &self.interface
+    }
+
+    /// What the program has cost so far, while someone holds [`enable_cost`] (or `kernel.bpf_stats_enabled` is set).
+    pub fn cost(&mut self) -> Result<ProgramCost, BpfError> {
+        let name = if self.settings.multi_buffer { PROGRAM_FRAGS } else { PROGRAM };
+        let fd = xdp(&mut self.ebpf, name)?.fd().map_err(program_error)?.as_fd().as_raw_fd();
+        let error = |source| BpfError::Kernel { what: "reading the program's cost".into(), source };
+        let text = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{fd}")).map_err(error)?;
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        match (field("run_cnt:"), field("run_time_ns:")) {
+            (Some(runs), Some(nanoseconds)) => Ok(ProgramCost { runs, nanoseconds }),
+            _ => Err(error(io::Error::other("no run_cnt and run_time_ns in fdinfo"))),
+        }
     }
 
     /// Counters of every receive queue that the interface can have, by queue. One system call per (queue, reason).
@@ -555,7 +592,9 @@ fn program_name(id: u32) -> Option<String> {
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_GET_FD_BY_ID: libc::c_int = 30;
 const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
+const BPF_ENABLE_STATS: libc::c_int = 32;
 const BPF_LINK_DETACH: libc::c_int = 34;
+const BPF_STATS_RUN_TIME: u32 = 0;
 const BPF_LINK_TYPE_XDP: u32 = 6;
 /// Bound on the search for a link: ids are given upwards, and no host has this many links alive.
 const LINKS_MAX: u32 = 65_536;

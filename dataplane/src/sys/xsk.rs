@@ -9,6 +9,7 @@ use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use xsk_rs::config::{BindFlags, FrameSize, Interface as XskInterface, LibxdpFlags, QueueSize};
 use xsk_rs::config::{SocketConfig, SocketConfigBuilder, UmemConfig, UmemConfigBuilder};
@@ -30,6 +31,11 @@ const HUGE_PAGE_BYTES: u32 = 2 << 20;
 const UMEM_BYTES_MAX: u64 = 1 << 32;
 /// Most jumbo slots by default; a slot is out while its packet is, so this bounds multi-buffer packets in flight.
 pub const JUMBO_SLOTS_DEFAULT: u32 = 1024;
+
+/// How long a queue that another socket seems to hold is asked for again: the kernel's release of a closed socket takes
+/// milliseconds.
+const RELEASE_PATIENCE_NS: i64 = 500_000_000;
+const RELEASE_POLL: Duration = Duration::from_millis(5);
 
 // linux/if_xdp.h, asm-generic/socket.h
 const XDP_STATISTICS: libc::c_int = 7;
@@ -346,7 +352,7 @@ impl XskQueue {
         let context = Context { interface, queue: settings.queue };
         context.check(settings)?;
         let (umem, descriptors, huge_pages) = context.umem(settings)?;
-        let (send, receive, rings) = context.socket(settings, &umem)?;
+        let (send, receive, rings) = context.socket_patiently(settings, &umem)?;
         let Some((fill, completion)) = rings else {
             return Err(context.kernel("opening the socket", io::Error::other("no fill ring")));
         };
@@ -661,6 +667,8 @@ fn base_of(umem: &Umem, descriptors: &[FrameDesc]) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(at.expose_provenance() - offset)
 }
 
+type Rings = (TxQueue, RxQueue, Option<(FillQueue, CompQueue)>);
+
 /// Whose opening it is, for the errors.
 struct Context<'a> {
     interface: &'a Interface,
@@ -741,12 +749,18 @@ impl Context<'_> {
         }
     }
 
-    #[allow(clippy::type_complexity)]
-    fn socket(
-        &self,
-        settings: &XskSettings,
-        umem: &Umem,
-    ) -> Result<(TxQueue, RxQueue, Option<(FillQueue, CompQueue)>), XskError> {
+    /// A closed socket's queue is released by kernel work that runs a little later: a restart would find it busy.
+    fn socket_patiently(&self, settings: &XskSettings, umem: &Umem) -> Result<Rings, XskError> {
+        let deadline = clock::monotonic_ns() + RELEASE_PATIENCE_NS;
+        loop {
+            match self.socket(settings, umem) {
+                Err(XskError::Busy { .. }) if clock::monotonic_ns() < deadline => clock::sleep(RELEASE_POLL),
+                result => return result,
+            }
+        }
+    }
+
+    fn socket(&self, settings: &XskSettings, umem: &Umem) -> Result<Rings, XskError> {
         let config = self.socket_config(settings)?;
         let name: XskInterface = self
             .interface
