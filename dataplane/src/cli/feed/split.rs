@@ -39,6 +39,12 @@ pub struct Args {
     /// Up to this much more is added to each stamp of side B.
     #[arg(long, value_parser = nanos, default_value = "0")]
     pub jitter_b: i64,
+    /// Side A is silent from A to B after the first packet ("50s..60s"): it loses every packet in between.
+    #[arg(long, value_name = "A..B", value_parser = silence)]
+    pub silence_a: Option<(i64, i64)>,
+    /// Side B is silent from A to B after the first packet.
+    #[arg(long, value_name = "A..B", value_parser = silence)]
+    pub silence_b: Option<(i64, i64)>,
     /// Probability that a packet that a side keeps comes twice.
     #[arg(long, value_parser = probability, default_value = "0")]
     pub duplicate: f64,
@@ -51,6 +57,14 @@ pub struct Args {
     /// The transport protocol of the feed, for the truth file.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub protocol: Transport,
+}
+
+/// Reads "50s..60s".
+fn silence(text: &str) -> Result<(i64, i64), String> {
+    let wrong = || format!("\"{text}\" is not a span of time: write for example \"50s..60s\"");
+    let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+    let (from, to) = (nanos(from)?, nanos(to)?);
+    if from < to { Ok((from, to)) } else { Err(wrong()) }
 }
 
 /// One packet on its way to a side's file.
@@ -75,14 +89,18 @@ struct SideFile {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let mut source = FileSource::open(&args.file)?;
-    let side = |loss, delay_ns, jitter_ns| SideSplit {
+    let side = |loss, delay_ns, jitter_ns, silence_ns| SideSplit {
+        silence_ns,
         loss,
         duplicate: args.duplicate,
         delay_ns,
         jitter_ns,
         reorder: args.reorder,
     };
-    let sides = [side(args.loss_a, args.delay_a, args.jitter_a), side(args.loss_b, args.delay_b, args.jitter_b)];
+    let sides = [
+        side(args.loss_a, args.delay_a, args.jitter_a, args.silence_a),
+        side(args.loss_b, args.delay_b, args.jitter_b, args.silence_b),
+    ];
     std::fs::create_dir_all(&args.out_dir).map_err(|error| failed(&args.out_dir, &error))?;
     let mut splitter = Splitter::new(args.seed, &sides);
     let frames = split(&mut source, &mut splitter, &sides, &args)?;
