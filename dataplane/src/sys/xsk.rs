@@ -290,6 +290,8 @@ pub struct XskQueue {
     _completion: CompQueue,
     umem: Umem,
     memory: Memory,
+    /// Logarithm of the chunk size: a frame number is an address shifted by it.
+    frame_shift: u32,
     /// A descriptor of every frame that circulates, by frame.
     descriptors: Box<[FrameDesc]>,
     free: Vec<u32>,
@@ -372,6 +374,7 @@ impl XskQueue {
             _completion: completion,
             umem,
             memory,
+            frame_shift: settings.frames.frame_bytes.ilog2(),
             staged: vec![descriptors[0]; BATCH].into(),
             scratch: vec![descriptors[0]; BATCH].into(),
             free: (0..settings.frame_count).rev().collect(),
@@ -551,7 +554,7 @@ impl XskQueue {
     #[inline]
     fn token(&mut self, descriptor: FrameDesc, tai_offset_ns: i64, now: &mut Option<i64>) -> Option<FrameToken> {
         let (offset, bytes) = (descriptor.addr() as u32, descriptor.lengths().data() as u32);
-        let frame = offset / self.settings.frames.frame_bytes;
+        let frame = offset >> self.frame_shift;
         assert!(frame < self.settings.frame_count, "the receive ring named frame {frame}, which is not the kernel's");
         if self.assembly.is_some() || descriptor.has_more_frames() {
             return self.assemble(descriptor, frame, offset, bytes, tai_offset_ns, now);
