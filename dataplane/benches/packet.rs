@@ -16,6 +16,9 @@ use sluice::wire::pcap::PcapWriter;
 use sluice::wire::segment::Protocol;
 use sluice::wire::{iextp, moldudp64};
 
+/// Frames of a batch that stays in the cache: 1,024 of about 190 bytes.
+const BATCH_FRAMES: usize = 1_024;
+
 /// Frames one behind the other in one buffer, as in a UMEM or a mapped file.
 struct Frames {
     bytes: Vec<u8>,
@@ -122,6 +125,22 @@ fn packets(criterion: &mut Criterion) {
             views.map(|view| view.payload.len() + usize::from(view.dst_port)).sum::<usize>()
         });
     });
+    // What a receive ring hands over lies in the cache: a batch of it, again and again.
+    let batch: Vec<&[u8]> = frames.iter().skip(packets as usize / 2).take(BATCH_FRAMES).collect();
+    group.throughput(Throughput::Elements(batch.len() as u64));
+    group.bench_function("udp_fast_cached_per_frame", |bench| {
+        bench.iter(|| {
+            let views = batch.iter().copied().filter_map(fast);
+            views.map(|view| view.payload.len() + usize::from(view.dst_port)).sum::<usize>()
+        });
+    });
+    group.bench_function("udp_general_cached_per_frame", |bench| {
+        bench.iter(|| {
+            let views = batch.iter().filter_map(|frame| general(frame, LinkType::Ethernet).ok());
+            views.map(|view| view.payload.len() + usize::from(view.dst_port)).sum::<usize>()
+        });
+    });
+    group.throughput(Throughput::Elements(packets));
     group.bench_function("iextp_parse_per_packet", |bench| {
         bench.iter(|| {
             let segments = payloads.iter().filter_map(|payload| iextp::parse(payload).ok());

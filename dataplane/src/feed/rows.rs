@@ -211,18 +211,31 @@ fn push_value(out: &mut Vec<u8>, value: Value<'_>) {
     }
 }
 
-/// Decimal digits, without the formatting machinery: a row holds up to fifteen numbers.
+/// The two digits of each number below 100.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[0; 2]; 100];
+    let mut number = 0;
+    while number < 100 {
+        pairs[number] = [b'0' + (number / 10) as u8, b'0' + (number % 10) as u8];
+        number += 1;
+    }
+    pairs
+};
+
+/// Decimal digits, two at a time and without the formatting machinery: a row holds up to fifteen numbers.
 fn push_unsigned(out: &mut Vec<u8>, mut number: u64) {
     // 2⁶⁴ has 20 digits.
     let mut digits = [0; 20];
     let mut at = digits.len();
-    loop {
+    while number >= 10 {
+        at -= 2;
+        digits[at..at + 2].copy_from_slice(&PAIRS[(number % 100) as usize]);
+        number /= 100;
+    }
+    // What is left is one digit, or zero where the last pair was the number's first: then only a lone zero counts.
+    if number > 0 || at == digits.len() {
         at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
+        digits[at] = b'0' + number as u8;
     }
     out.extend_from_slice(&digits[at..]);
 }
@@ -324,6 +337,8 @@ pub struct Decoder {
     rows: RowWriter,
     runs: RunCounter,
     counts: DecodeCounts,
+    /// The last segment's session and its text: nearly always the next one's too.
+    session: Option<(SessionKey, String)>,
 }
 
 impl Decoder {
@@ -340,7 +355,7 @@ impl Decoder {
             unknown: 0,
             short: 0,
         };
-        Decoder { protocol, rows: RowWriter::new(format), runs: RunCounter::default(), counts }
+        Decoder { protocol, rows: RowWriter::new(format), runs: RunCounter::default(), counts, session: None }
     }
 
     /// Appends the header line, where the format has one.
@@ -380,7 +395,12 @@ impl Decoder {
             return;
         }
         self.counts.segments += 1;
-        self.rows.segment(index, &segment.session.session_text(), run);
+        let session = match self.session.take() {
+            Some(session) if session.0 == segment.session => session,
+            _ => (segment.session, segment.session.session_text()),
+        };
+        self.rows.segment(index, &session.1, run);
+        self.session = Some(session);
         let mut sequence = segment.first;
         for body in segment.messages() {
             match (segment.session.protocol, Message::decode(body)) {
@@ -397,6 +417,26 @@ impl Decoder {
                 (Protocol::IexTp, Err(MessageError::Short { .. } | MessageError::Empty)) => self.counts.short += 1,
             }
             sequence = sequence.wrapping_add(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_their_digits() {
+        let mut number = 1u64;
+        let mut cases = vec![0, u64::MAX, u64::from(u32::MAX)];
+        while let Some(next) = number.checked_mul(10) {
+            cases.extend([number - 1, number, number + 1, number * 3, next - 1]);
+            number = next;
+        }
+        for case in cases {
+            let mut out = Vec::new();
+            push_unsigned(&mut out, case);
+            assert_eq!(String::from_utf8(out), Ok(case.to_string()));
         }
     }
 }
