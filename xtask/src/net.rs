@@ -16,8 +16,5 @@ pub fn run(args: Args) -> Result<(), String> {
     }
     // One at a time: they measure packet counts on two cores.
     let mut cargo = shell::cargo(&["test", "-p", "sluice", "--test", "net", "--", "--nocapture", "--test-threads=1"]);
-    if let Some(name) = &args.name {
-        cargo.arg("--include-ignored").arg(name.replace('-', "_"));
-    }
-    sim::ran_something(&mut cargo, args.name.as_deref())
+    sim::named(&mut cargo, args.name.as_deref())
 }
