@@ -135,8 +135,6 @@ struct Outlet {
     open_loss: Option<Loss>,
     /// Where the block of the arrival that is being processed lies in its packet.
     block_offset: u32,
-    /// The session of every stream begun so far: their count is the run's creation id.
-    begun: Vec<SessionKey>,
     /// What the machine has emitted for this arrival, in order. It leaves when the machine has returned: until then
     /// the arrival's bytes are borrowed, so its token stays here.
     staged: Vec<Staged>,
@@ -180,7 +178,6 @@ impl ArbiterWorker {
             losses: parts.losses,
             open_loss: None,
             block_offset: 0,
-            begun: Vec::with_capacity(parts.arbiter.settings().streams_max),
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
             packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), messages: 0 },
         };
@@ -453,10 +450,8 @@ impl Outlet {
 }
 
 impl Sink for Outlet {
-    fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, base: u64) {
+    fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, run: u32, base: u64) {
         self.flush_packing();
-        let run = self.begun.iter().filter(|begun| *begun == key).count() as u32;
-        self.begun.push(*key);
         self.stage(Staged::Event(Handoff::StreamBegin { stream, key: *key, run, base }));
     }
 

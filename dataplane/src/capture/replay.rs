@@ -220,7 +220,7 @@ struct Counting {
 }
 
 impl Sink for Counting {
-    fn stream_begin(&mut self, _: StreamId, _: &SessionKey, _: u64) {}
+    fn stream_begin(&mut self, _: StreamId, _: &SessionKey, _: u32, _: u64) {}
     fn emit_arrival(&mut self, _: StreamId, _: &Arrival<'_>, from: u64, to: u64, _: bool, _: bool) {
         self.emitted += to - from;
     }

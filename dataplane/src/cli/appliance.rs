@@ -11,12 +11,13 @@ use crate::capture::plan::{CapturePlan, PlannedQueue, QueueCounts, plan};
 use crate::capture::queue_worker::FrameQueue;
 use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
 use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
-use crate::config::{self, AttachMode, Config, Promiscuous};
+use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind};
 use crate::runtime::control::ControlServer;
 use crate::runtime::launch::{CorePlan, Launched, launch};
 use crate::runtime::link::Doorbell;
 use crate::runtime::metrics::{Source, Sources};
 use crate::runtime::worker::Worker;
+use crate::store::StampSource;
 use crate::store::plan::{StoreParts, StoreView, store_books, store_worker};
 use crate::sys::bpf::{Destination, Reason, XdpMode, XdpProgram, XdpSettings};
 use crate::sys::nic::{FrameChoice, Interface, choose_frames};
@@ -311,8 +312,11 @@ fn plan_stores(
             .find(|store| store.name == end.name)
             .ok_or_else(|| Failure::usage(format!("no [[store]] is named \"{}\"", end.name)))?;
         let streams_max = config.feeds.iter().map(|feed| feed.streams_max).max().unwrap_or(1);
+        let writes = |feed: &&config::Feed| feed.store.as_deref() == Some(end.name.as_str());
+        let files = config.feeds.iter().filter(writes).flat_map(|f| &f.sides).any(|s| s.source == SourceKind::File);
         let parts = StoreParts {
             settings: settings.clone(),
+            stamp_source: if files { StampSource::File } else { StampSource::Software },
             inputs: end.inputs,
             feeds: end.feeds,
             streams_max,

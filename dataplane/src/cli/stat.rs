@@ -21,6 +21,9 @@ pub struct Args {
     /// The control server's address, in place of the configuration's.
     #[arg(long, value_name = "ADDRESS")]
     pub control: Option<SocketAddr>,
+    /// A status that `run --report` wrote, in place of a running appliance's.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "control"])]
+    pub from: Option<PathBuf>,
     /// The whole status as one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -28,6 +31,11 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
+    if let Some(path) = &args.from {
+        let body = std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("--from {}: {error}", path.display())))?;
+        return print_status(&body, &path.display().to_string(), args.json);
+    }
     let address = match (&args.control, &args.config) {
         (Some(address), _) => *address,
         (None, Some(path)) => config::load(path).map_err(|error| Failure::usage(error.to_string()))?.control.listen,
@@ -38,12 +46,16 @@ pub fn run(args: Args) -> Outcome {
             "no appliance answers at {address}: {error}; is it running, and is this its control.listen?"
         ))
     })?;
-    if args.json {
+    print_status(&body, &address.to_string(), args.json)
+}
+
+fn print_status(body: &str, from: &str, json: bool) -> Outcome {
+    if json {
         println!("{}", body.trim_end());
         return Ok(Exit::Done);
     }
-    let status: serde_json::Value = serde_json::from_str(&body)
-        .map_err(|error| Failure::host(format!("{address} answered something that is not a status: {error}")))?;
+    let status: serde_json::Value =
+        serde_json::from_str(body).map_err(|error| Failure::usage(format!("{from}: not a status: {error}")))?;
     print!("{}", tables::status(&status));
     Ok(Exit::Done)
 }

@@ -50,8 +50,9 @@ pub struct Arrival<'a> {
 
 /// What an arbiter gives out, in order. Sequences of one stream only ever ascend, but for late fills.
 pub trait Sink {
-    /// A stream begins; nothing below `base` will come. Before anything else of the stream.
-    fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, base: u64);
+    /// A stream begins: run `run` (creation id inside the session) of session `key`. Nothing below `base` will come.
+    /// Before anything else of the stream.
+    fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, run: u32, base: u64);
     /// Messages [from, to) of the arrival being processed, in order, now. `last`: nothing more of this arrival will
     /// follow. `late_fill`: they lie in a gap already declared.
     fn emit_arrival(

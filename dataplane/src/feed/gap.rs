@@ -240,9 +240,11 @@ pub struct StreamGaps {
     pub last_sequence: u64,
     /// Lost ranges, at most 65,536 (the youngest; then `truncated`).
     pub gaps: Vec<Range>,
-    /// Messages lost, exact.
-    pub lost: u64,
-    /// Whether older ranges are left out of `gaps`.
+    /// Messages lost, exact. In JSON only when `gaps` does not hold them all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
+    /// Whether older ranges are left out of `gaps`. In JSON only when it is so.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
     /// Messages that had come before.
     pub duplicates: u64,
@@ -253,6 +255,13 @@ pub struct StreamGaps {
     pub unconfirmed: u64,
     /// Payload bytes missing by stream offset.
     pub bytes_lost: u64,
+}
+
+impl StreamGaps {
+    /// Messages lost, exact.
+    pub fn lost(&self) -> u64 {
+        self.lost.unwrap_or_else(|| super::intervals::count(&self.gaps))
+    }
 }
 
 impl GapScanner {
@@ -434,7 +443,7 @@ fn stream_gaps(key: &SessionKey, run: usize, scanned: &Scanned) -> StreamGaps {
         first_sequence: detector.base(),
         last_sequence: last,
         gaps: detector.gaps().iter().collect(),
-        lost: detector.gaps().total(),
+        lost: detector.gaps().truncated().then(|| detector.gaps().total()),
         truncated: detector.gaps().truncated(),
         duplicates: counts.duplicates,
         reordered: counts.reordered,

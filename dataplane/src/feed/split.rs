@@ -42,6 +42,9 @@ pub struct SideSplit {
     pub jitter_ns: i64,
     /// Whether jitter may change the side's order; otherwise a stamp is at least the one before.
     pub reorder: bool,
+    /// From when to when the side is silent, ns since the source's first packet; every packet in between is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silence_ns: Option<(i64, i64)>,
 }
 
 /// One side in a truth file.
@@ -115,6 +118,7 @@ pub struct Splitter {
     /// One source of chance for each side, so that changing one side's settings leaves the other as it was.
     chance: Vec<Pcg64Mcg>,
     last_ns: Vec<i64>,
+    first_ns: Option<i64>,
     written: Vec<u64>,
     dropped: Vec<u64>,
     packets: u64,
@@ -182,6 +186,7 @@ impl Splitter {
             sides: sides.to_vec(),
             chance: (0..sides.len() as u64).map(chance).collect(),
             last_ns: vec![i64::MIN; sides.len()],
+            first_ns: None,
             written: vec![0; sides.len()],
             dropped: vec![0; sides.len()],
             packets: 0,
@@ -240,7 +245,9 @@ impl Splitter {
         // Every packet draws the same number of times, so that one setting does not shift what another decides.
         let (drop, twice) = (self.chance[side].random::<f64>(), self.chance[side].random::<f64>());
         let jitter = [self.jitter(side), self.jitter(side)];
-        if drop < split.loss {
+        let since_first = capture_ns.saturating_sub(*self.first_ns.get_or_insert(capture_ns));
+        let silent = split.silence_ns.is_some_and(|(from, to)| (from..to).contains(&since_first));
+        if drop < split.loss || silent {
             self.dropped[side] += 1;
             return [None, None];
         }
@@ -322,6 +329,20 @@ impl SplitStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_side_drops_all_and_nothing_else_changes() {
+        let lossy = SideSplit { loss: 0.3, ..SideSplit::default() };
+        let silent = SideSplit { silence_ns: Some((10, 20)), ..lossy };
+        let (mut plain, mut quiet) = (Splitter::new(5, &[lossy]), Splitter::new(5, &[silent]));
+        let mut out = [[None, None]];
+        for packet in 0..100 {
+            plain.split(1_000 + packet, None, &mut out);
+            let before = out;
+            quiet.split(1_000 + packet, None, &mut out);
+            assert_eq!(out, if (10..20).contains(&packet) { [[None, None]] } else { before }, "packet {packet}");
+        }
+    }
 
     #[test]
     fn covered_ranges_join_in_any_order() {

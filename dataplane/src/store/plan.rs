@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::files::{Files, FilesSettings, Notify};
 use super::retention::Retention;
 use super::store_worker::{StoreCounter, StoreWorker, StreamBooks, StreamCell, StreamNames};
-use super::{Codec, LostCause, StoreError, SyncPolicy, WriterSettings};
+use super::{Codec, LostCause, StampSource, StoreError, SyncPolicy, WriterSettings};
 use crate::config::{Fsync, Store};
 use crate::feed::handoff::Handoff;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender};
@@ -31,6 +31,8 @@ pub struct StoreParts {
     pub returns: Vec<Option<LinkSender<FrameToken>>>,
     /// Frames' bytes.
     pub areas: Areas,
+    /// Where the frames' stamps come from.
+    pub stamp_source: StampSource,
     /// The worker's core's doorbell: the files' thread rings it.
     pub doorbell: Arc<Doorbell>,
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use super::files::{Files, FilesReport, FilesRequest};
 use super::plan::{StoreDesk, StoreParts, raw_stream, store_stream};
 use super::{
-    FLAG_LATE_FILL, Fault, LostCause, NO_TIME, Op, RecordKind, RecordMeta, StoreError, StoreWriter, WriterSettings,
+    ClockState, FLAG_LATE_FILL, Fault, LostCause, NO_TIME, Op, RecordKind, RecordMeta, StampSource, StoreError,
+    StoreWriter, WriterSettings,
 };
 use super::{raw_key, stream_key};
 use crate::feed::handoff::{Copied, CopiedRecords, Handoff, MessageSpan};
@@ -27,6 +28,8 @@ const BATCH_ITEMS: usize = 128;
 const SYNC_TAG: u64 = 1 << 40;
 /// Lines kept of what the files' thread says.
 const TOLD_MAX: usize = 64;
+/// How often the clock's state is read: TAI − UTC changes at most twice a year, a step can come at any time.
+const CLOCK_EVERY_NS: i64 = 1_000_000_000;
 /// How often counters and loss ranges are published while records flow.
 const PUBLISH_EVERY_NS: i64 = 20_000_000;
 
@@ -139,6 +142,9 @@ pub struct StoreWorker {
     registered: bool,
     losses_told: usize,
     publish_at: i64,
+    steps: clock::StepWatch,
+    clock_at: i64,
+    tai_warned: bool,
     stopped: bool,
     closing: bool,
     closed: bool,
@@ -176,6 +182,9 @@ impl StoreWorker {
             registered: false,
             losses_told: 0,
             publish_at: 0,
+            steps: clock::StepWatch::default(),
+            clock_at: 0,
+            tai_warned: false,
             stopped: false,
             closing: false,
             closed: false,
@@ -446,6 +455,27 @@ impl StoreWorker {
         self.losses_told = ranges.len();
     }
 
+    /// Tells the writer the clock that stamps are made with: a change begins a new block.
+    fn look_at_clock(&mut self, now: i64) {
+        if now < self.clock_at {
+            return;
+        }
+        self.clock_at = now + CLOCK_EVERY_NS;
+        let tai_offset_s = clock::tai_offset_seconds();
+        if tai_offset_s == 0 && !self.tai_warned && self.parts.stamp_source == StampSource::Software {
+            self.tai_warned = true;
+            tracing::warn!(
+                "the kernel's TAI - UTC offset is 0, which means unset: stamps are right only while CLOCK_TAI equals UTC; let chrony (leapsectz) or ptp4l/phc2sys set it"
+            );
+        }
+        let state = ClockState {
+            stamp_source: self.parts.stamp_source,
+            epoch: self.steps.look(),
+            tai_offset_s: tai_offset_s.clamp(i32::from(i16::MIN), i32::from(i16::MAX)) as i16,
+        };
+        self.writer.set_clock(state, now);
+    }
+
     fn close_if_stopped(&mut self, now: i64) {
         if self.stopped && !self.closing && self.parts.inputs.iter().all(LinkReceiver::is_empty) {
             self.closing = true;
@@ -476,6 +506,7 @@ impl Worker for StoreWorker {
     }
 
     fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
+        self.look_at_clock(turn.now);
         let mut work = self.reports(turn.now);
         for feed in 0..self.parts.inputs.len() {
             for _ in 0..BATCH_ITEMS {

@@ -80,14 +80,14 @@ pub struct XdpSettings {
 pub enum BpfError {
     /// The kernel refused for want of a capability.
     #[error(
-        "{what}: {source}: missing {capability}: run as root, or \"setcap \
+        "{what}: {source}: missing {missing}: run as root, or \"setcap \
          cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw,cap_ipc_lock,cap_sys_nice=ep\" on the binary"
     )]
     Capability {
         /// What was tried.
         what: &'static str,
-        /// The capability that the kernel asks for here.
-        capability: &'static str,
+        /// The capabilities that capturing needs and this thread has not.
+        missing: String,
         /// The kernel's answer.
         source: io::Error,
     },
@@ -425,7 +425,7 @@ impl XdpProgram {
         let driver = self.interface.driver();
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
-                BpfError::Capability { what: "attaching the XDP program", capability: "CAP_NET_ADMIN", source }
+                BpfError::Capability { what: "attaching the XDP program", missing: missing_capabilities(), source }
             }
             Some(libc::EBUSY | libc::EEXIST) => match self.interface.refresh().map(|interface| interface.xdp) {
                 Ok(Some((mode, id))) => self.foreign(mode, id),
@@ -544,11 +544,8 @@ fn map_error(error: MapError) -> BpfError {
     let Some(source) = root_io_error(&error) else { return BpfError::Object(chain(&error)) };
     let refused = matches!(source.raw_os_error(), Some(libc::EPERM | libc::EACCES));
     match &error {
-        MapError::CreateError { name, .. } if refused && name == MAP_SOCKETS => {
-            BpfError::Capability { what: "creating the map of sockets", capability: "CAP_NET_ADMIN", source }
-        }
         MapError::CreateError { .. } if refused => {
-            BpfError::Capability { what: "creating the BPF maps", capability: "CAP_BPF", source }
+            BpfError::Capability { what: "creating the BPF maps", missing: missing_capabilities(), source }
         }
         MapError::CreateError { name, .. } => BpfError::Kernel { what: format!("creating BPF map {name}"), source },
         _ => BpfError::Kernel { what: "using a BPF map".into(), source },
@@ -558,13 +555,11 @@ fn map_error(error: MapError) -> BpfError {
 fn program_error(error: ProgramError) -> BpfError {
     let Some(source) = root_io_error(&error) else { return BpfError::Object(chain(&error)) };
     match &error {
-        ProgramError::LoadError { .. } if source.raw_os_error() == Some(libc::EACCES) => BpfError::Capability {
-            what: "loading the XDP program (its packet pointers)",
-            capability: "CAP_PERFMON",
-            source,
-        },
-        ProgramError::LoadError { .. } if source.raw_os_error() == Some(libc::EPERM) => {
-            BpfError::Capability { what: "loading the XDP program", capability: "CAP_BPF and CAP_NET_ADMIN", source }
+        // EACCES without CAP_PERFMON: "pointer arithmetic with it prohibited for !root"; with it, the verifier's verdict.
+        ProgramError::LoadError { .. }
+            if matches!(source.raw_os_error(), Some(libc::EPERM | libc::EACCES)) && !effective(CAP_PERFMON) =>
+        {
+            BpfError::Capability { what: "loading the XDP program", missing: missing_capabilities(), source }
         }
         ProgramError::LoadError { verifier_log, .. } => BpfError::Object(format!("{source}: {verifier_log}")),
         _ => BpfError::Kernel { what: "using the XDP program".into(), source },
@@ -579,6 +574,38 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         next = error.source();
     }
     told
+}
+
+// linux/capability.h
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+
+/// Whether the calling thread has the capability in effect; CAP_SYS_ADMIN stands for the two that were split from it.
+fn effective(capability: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let split = matches!(capability, CAP_BPF | CAP_PERFMON) && set >> CAP_SYS_ADMIN & 1 == 1;
+    split || set >> capability & 1 == 1
+}
+
+/// The capabilities that capturing needs and the calling thread has not, so that one message is enough.
+pub(super) fn missing_capabilities() -> String {
+    let needed = [
+        (CAP_BPF, "CAP_BPF"),
+        (CAP_PERFMON, "CAP_PERFMON"),
+        (CAP_NET_ADMIN, "CAP_NET_ADMIN"),
+        (CAP_NET_RAW, "CAP_NET_RAW"),
+    ];
+    let missing: Vec<&str> = needed.iter().filter(|(bit, _)| !effective(*bit)).map(|(_, name)| *name).collect();
+    if missing.is_empty() {
+        "no capability (a seccomp filter or security module refuses)".into()
+    } else {
+        missing.join(", ")
+    }
 }
 
 /// Name of a loaded program; `None` when it is gone or may not be read.

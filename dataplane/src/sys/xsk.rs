@@ -15,7 +15,7 @@ use xsk_rs::config::{BindFlags, FrameSize, Interface as XskInterface, LibxdpFlag
 use xsk_rs::config::{SocketConfig, SocketConfigBuilder, UmemConfig, UmemConfigBuilder};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem};
 
-use super::bpf::{METADATA_BYTES, METADATA_MAGIC};
+use super::bpf::{METADATA_BYTES, METADATA_MAGIC, missing_capabilities};
 use super::clock;
 use super::frames::{FrameArea, FrameToken};
 use super::nic::{CHUNK_BYTES, CHUNK_HEADROOM_BYTES, FrameChoice, Interface};
@@ -145,7 +145,7 @@ pub enum XskError {
     },
     /// No right to open AF_XDP sockets.
     #[error(
-        "interface {interface:?} queue {queue}: opening an AF_XDP socket: {source}: missing CAP_NET_RAW: run as root, or \
+        "interface {interface:?} queue {queue}: opening an AF_XDP socket: {source}: missing {missing}: run as root, or \
          \"setcap cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw,cap_ipc_lock,cap_sys_nice=ep\" on the binary"
     )]
     Capability {
@@ -153,6 +153,8 @@ pub enum XskError {
         interface: String,
         /// The queue.
         queue: u32,
+        /// The capabilities that capturing needs and this thread has not.
+        missing: String,
         /// The kernel's answer.
         source: io::Error,
     },
@@ -288,6 +290,8 @@ pub struct XskQueue {
     _completion: CompQueue,
     umem: Umem,
     memory: Memory,
+    /// Logarithm of the chunk size: a frame number is an address shifted by it.
+    frame_shift: u32,
     /// A descriptor of every frame that circulates, by frame.
     descriptors: Box<[FrameDesc]>,
     free: Vec<u32>,
@@ -370,6 +374,7 @@ impl XskQueue {
             _completion: completion,
             umem,
             memory,
+            frame_shift: settings.frames.frame_bytes.ilog2(),
             staged: vec![descriptors[0]; BATCH].into(),
             scratch: vec![descriptors[0]; BATCH].into(),
             free: (0..settings.frame_count).rev().collect(),
@@ -549,7 +554,7 @@ impl XskQueue {
     #[inline]
     fn token(&mut self, descriptor: FrameDesc, tai_offset_ns: i64, now: &mut Option<i64>) -> Option<FrameToken> {
         let (offset, bytes) = (descriptor.addr() as u32, descriptor.lengths().data() as u32);
-        let frame = offset / self.settings.frames.frame_bytes;
+        let frame = offset >> self.frame_shift;
         assert!(frame < self.settings.frame_count, "the receive ring named frame {frame}, which is not the kernel's");
         if self.assembly.is_some() || descriptor.has_more_frames() {
             return self.assemble(descriptor, frame, offset, bytes, tai_offset_ns, now);
@@ -741,7 +746,7 @@ impl Context<'_> {
     fn umem_error(&self, settings: &XskSettings, source: io::Error) -> XskError {
         let (interface, queue) = (self.interface.name.clone(), self.queue);
         match source.raw_os_error() {
-            Some(libc::EPERM) => XskError::Capability { interface, queue, source },
+            Some(libc::EPERM) => XskError::Capability { interface, queue, missing: missing_capabilities(), source },
             Some(libc::ENOBUFS) => {
                 XskError::Memlock { interface, queue, bytes: settings.umem_bytes(), limit: memlock_limit() }
             }
@@ -794,7 +799,7 @@ impl Context<'_> {
         let (interface, queue) = (self.interface.name.clone(), self.queue);
         let queues = self.interface.rx_queues().unwrap_or(self.interface.rx_queues_max);
         match source.raw_os_error() {
-            Some(libc::EPERM) => XskError::Capability { interface, queue, source },
+            Some(libc::EPERM) => XskError::Capability { interface, queue, missing: missing_capabilities(), source },
             Some(libc::EBUSY) => XskError::Busy { interface, queue },
             Some(libc::EINVAL) if queue >= queues => XskError::NoSuchQueue { interface, queue, queues },
             // Kernels before 6.6 do not know the flag.

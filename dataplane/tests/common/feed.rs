@@ -148,7 +148,7 @@ pub struct Recorder {
 }
 
 impl Sink for Recorder {
-    fn stream_begin(&mut self, stream: StreamId, _: &SessionKey, base: u64) {
+    fn stream_begin(&mut self, stream: StreamId, _: &SessionKey, _: u32, base: u64) {
         self.events.push(Event::Begin { stream: stream.0, base });
     }
 

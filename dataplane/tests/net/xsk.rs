@@ -837,8 +837,12 @@ struct Capture {
 
 impl Capture {
     fn start(veth: &Veth) -> Capture {
+        Capture::start_as(veth, "xsk::child_process")
+    }
+
+    fn start_as(veth: &Veth, test: &str) -> Capture {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "xsk::child_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
             .env("SLUICE_TEST_CHILD", &veth.inside)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -930,10 +934,109 @@ fn a_stopped_process_recovers_and_accounts_for_what_it_missed() {
     });
 }
 
+/// Opens everything on the interface in `SLUICE_TEST_CHILD` and prints the error, or "opened".
+#[test]
+#[ignore = "started by other tests as their child process"]
+fn child_opens() {
+    let Ok(interface) = std::env::var("SLUICE_TEST_CHILD") else { return };
+    let inside = Interface::find(&interface).expect("needs no privilege");
+    let frames = choose_frames(&inside, None, None).expect("1500 fits");
+    let frame_count = std::env::var("SLUICE_TEST_FRAMES").expect("set").parse().expect("a number");
+    let settings = XskSettings { frame_count, huge_pages: false, ..queue_settings(0, frames) };
+    let opened =
+        XdpProgram::load(&inside, &program_settings()).map_err(|error| error.to_string()).and_then(|program| {
+            let queue = XskQueue::open(&inside, &settings).map_err(|error| error.to_string())?;
+            Ok((program, queue))
+        });
+    let attached = opened.and_then(|(mut program, queue)| {
+        program.insert_socket(0, queue.fd()).and_then(|()| program.attach()).map_err(|error| error.to_string())
+    });
+    println!("told: {}", attached.map_or_else(|error| error, |_| "opened".into()));
+}
+
+/// The table of spec/af-xdp.md §8: what each set of capabilities lacks is what the message names.
+#[test]
+fn errors_name_the_missing_capability_and_the_memory_limit() {
+    netns::run(|| {
+        let veth = Veth::new("v", 1, 1500);
+        if Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_err() {
+            return crate::common::skip("no setpriv (util-linux)", false);
+        }
+        // A copy that another user may run: the build directory need not be readable for all.
+        let program = tempfile::Builder::new().prefix("sluice-net-test").tempdir_in("/tmp").expect("a directory");
+        let path = program.path().join("net");
+        std::fs::copy(std::env::current_exe().expect("this test"), &path).expect("copies");
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(program.path(), open).expect("ours");
+        let few = "2048";
+        // More than any default limit (8 MiB at most): 32 MiB.
+        let many = "16384";
+        for (capabilities, frames, expected) in [
+            ("", few, "missing CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN, CAP_NET_RAW"),
+            ("net_admin,net_raw", few, "missing CAP_BPF, CAP_PERFMON:"),
+            ("bpf,perfmon,net_raw", few, "missing CAP_NET_ADMIN:"),
+            ("bpf,net_admin,net_raw", few, "missing CAP_PERFMON:"),
+            ("bpf,perfmon,net_admin", few, "missing CAP_NET_RAW:"),
+            ("bpf,perfmon,net_admin,net_raw", many, "is beyond the memory-lock limit"),
+            ("bpf,perfmon,net_admin,net_raw,ipc_lock", many, "opened"),
+        ] {
+            let told = opened_with(&path, &veth, capabilities, frames);
+            assert!(told.contains(expected), "with {capabilities:?} and {frames} frames: {told}");
+        }
+    });
+}
+
+fn opened_with(program: &std::path::Path, veth: &Veth, capabilities: &str, frames: &str) -> String {
+    let kept: String =
+        capabilities.split(',').filter(|name| !name.is_empty()).map(|name| format!(",+{name}")).collect();
+    let done = Command::new("prlimit")
+        .args(["--memlock=8388608:8388608", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args([format!("--inh-caps=-all{kept}"), format!("--ambient-caps=-all{kept}")])
+        .arg(program)
+        .args(["--exact", "xsk::child_opens", "--ignored", "--nocapture", "--test-threads=1"])
+        .env("SLUICE_TEST_CHILD", &veth.inside)
+        .env("SLUICE_TEST_FRAMES", frames)
+        .output()
+        .expect("util-linux");
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    let told = text.lines().find_map(|line| line.split_once("told: ")).map(|(_, told)| told.to_owned());
+    told.unwrap_or_else(|| panic!("{text}\n{}", String::from_utf8_lossy(&done.stderr)))
+}
+
+/// Captures on the interface in `SLUICE_TEST_CHILD` after giving up every privilege, and prints what it counted.
+#[test]
+#[ignore = "started by other tests as their child process"]
+fn child_without_privileges() {
+    let Ok(interface) = std::env::var("SLUICE_TEST_CHILD") else { return };
+    let mut rig = Rig::new(&Veth { outside: "lo".into(), inside: interface });
+    nix::unistd::setuid(nix::unistd::Uid::from_raw(65_534)).expect("as root");
+    let status = std::fs::read_to_string("/proc/self/status").expect("readable");
+    assert!(status.lines().any(|line| line == "CapEff:\t0000000000000000"), "{status}");
+    println!("attached");
+    let packets = rig.receive(10).len();
+    let counted = rig.program.queue_counters(0).expect("needs no privilege").get(Reason::Redirected);
+    rig.check_identity();
+    drop(rig);
+    println!("{packets} {counted} 0");
+    std::io::stdin().lines().next();
+}
+
+#[test]
+fn without_privileges_it_goes_on_receiving_counting_and_detaching() {
+    netns::run(|| {
+        let veth = Veth::new("v", 1, 1500);
+        let mut capture = Capture::start_as(&veth, "xsk::child_without_privileges");
+        let sender = Raw::sender(&veth.outside);
+        (0..10).for_each(|index| sender.send(&numbered(index, 100)));
+        assert!(capture.line(" 0").contains("10 10 0"));
+        assert_eq!(Interface::find(&veth.inside).expect("there").xdp, None, "detached while the process lives");
+    });
+}
+
 /// Prints what the program costs a frame on live traffic, with and without stamps. The figure is compared by hand and in
 /// `bench`, not asserted: CI machines are shared.
 #[test]
-#[ignore = "a measurement: cargo test -p sluice --release --test net cost -- --ignored --nocapture"]
+#[ignore = "a measurement: cargo test -p sluice --test net cost -- --ignored --nocapture"]
 fn cost_of_the_program_on_live_traffic() {
     netns::run(|| {
         let _enabled = sluice::sys::bpf::enable_cost().expect("as root");

@@ -10,6 +10,7 @@ pub mod gaps;
 pub mod generate;
 pub mod play;
 pub mod replay;
+pub(crate) mod segments;
 pub mod split;
 
 /// The verbs of `sluice feed`.

@@ -341,7 +341,7 @@ impl Stream {
         self.starting = false;
         if !self.begun {
             self.begun = true;
-            cx.sink.stream_begin(self.id, &self.key, self.counts.base);
+            cx.sink.stream_begin(self.id, &self.key, self.run_id, self.counts.base);
         }
     }
 
