@@ -77,7 +77,7 @@ fn miri(_: &Args) -> Result<String, String> {
 
 fn seeds(args: &Args) -> Result<String, String> {
     let mut cargo = shell::cargo(&["test", "--release", "-p", "sluice", "--test", "sim", "--", "--nocapture"]);
-    cargo.env("SLUICE_SIM_SEEDS", args.seeds.to_string());
+    cargo.env("SLUICE_SEEDS", args.seeds.to_string());
     Ok(format!("{} seeds each, {}", args.seeds, tests(&mut cargo)?))
 }
 

@@ -51,13 +51,21 @@ fn compare(pages: &[(PathBuf, String)]) -> Vec<String> {
 
 /// Every page that the binary offers, as (path, text).
 fn pages() -> Result<Vec<(PathBuf, String)>, String> {
-    let names = reference(&["--list"])?;
-    let page = |name: &str| Ok((PathBuf::from(format!("docs/reference/{name}.md")), reference(&[name])?));
-    names.lines().map(page).collect()
+    let binary = binary()?;
+    let reference = |arg: &str| shell::output(shell::command(&binary).args(["__reference", arg]));
+    let page = |name: &str| Ok((PathBuf::from(format!("docs/reference/{name}.md")), reference(name)?));
+    reference("--list")?.lines().map(page).collect()
 }
 
-/// Runs the binary's hidden `__reference` command. With all features, so that the pages tell of every option.
-fn reference(args: &[&str]) -> Result<String, String> {
-    let mut cargo = shell::cargo(&["run", "--quiet", "-p", "sluice", "--all-features", "--", "__reference"]);
-    shell::output(cargo.args(args))
+/// Builds the binary as the integration tests build it and returns its path: with all features, so that the pages tell
+/// of every option, and so that "cargo xtask test" builds it once.
+fn binary() -> Result<PathBuf, String> {
+    let mut cargo = shell::cargo(&["test", "--quiet", "-p", "sluice", "--all-features", "--test", "it", "--no-run"]);
+    let messages = shell::output(cargo.arg("--message-format=json-render-diagnostics"))?;
+    let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let executable = |artifact: serde_json::Value| {
+        let ours = artifact["target"]["name"] == "sluice" && artifact["target"]["kind"][0] == "bin";
+        artifact["executable"].as_str().filter(|_| ours).map(PathBuf::from)
+    };
+    artifacts.filter_map(executable).next().ok_or_else(|| "cargo built no binary \"sluice\"".into())
 }

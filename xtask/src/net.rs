@@ -14,10 +14,9 @@ pub fn run(args: Args) -> Result<(), String> {
     if !shell::is_root() {
         return Err("the net tests make network namespaces and load XDP programs: run this as root".into());
     }
+    // All features: what "cargo xtask test" has built already.
+    let mut cargo = shell::cargo(&["test", "-p", "sluice", "--all-features", "--test", "net", "--"]);
     // One at a time: they measure packet counts on two cores.
-    let mut cargo = shell::cargo(&["test", "-p", "sluice", "--test", "net", "--", "--nocapture", "--test-threads=1"]);
-    if let Some(name) = &args.name {
-        cargo.arg("--include-ignored").arg(name.replace('-', "_"));
-    }
-    sim::ran_something(&mut cargo, args.name.as_deref())
+    cargo.args(["--nocapture", "--test-threads=1"]);
+    sim::named(&mut cargo, args.name.as_deref())
 }

@@ -215,6 +215,30 @@ impl Frames {
         self.bytes.len() as u64
     }
 
+    /// Puts the lanes' frames in one order, by stamp; ties go to the lower lane. A lane's own order stays, also where
+    /// its stamps fall.
+    pub fn merge_lanes(&mut self) {
+        let mut latest = vec![i64::MIN; usize::from(u16::MAX) + 1];
+        for entry in &mut self.index {
+            let latest = &mut latest[usize::from(entry.lane)];
+            entry.stamp_ns = entry.stamp_ns.max(*latest);
+            *latest = entry.stamp_ns;
+        }
+        self.index.sort_by_key(|entry| (entry.stamp_ns, entry.lane));
+    }
+
+    /// Shortens every silence between two frames to at most `silence_ns_max`.
+    pub fn shorten_silences(&mut self, silence_ns_max: i64) {
+        let (mut last_ns, mut shift_ns) = (None, 0_i64);
+        for entry in &mut self.index {
+            let stamp_ns = entry.stamp_ns.saturating_sub(shift_ns);
+            let silence_ns = stamp_ns.saturating_sub(last_ns.unwrap_or(stamp_ns));
+            shift_ns = shift_ns.saturating_add(silence_ns.saturating_sub(silence_ns_max).max(0));
+            entry.stamp_ns = entry.stamp_ns.saturating_sub(shift_ns);
+            last_ns = Some(entry.stamp_ns);
+        }
+    }
+
     fn frame(&self, index: usize) -> &[u8] {
         let entry = &self.index[index];
         &self.bytes[entry.at as usize..][..entry.bytes as usize]
@@ -377,6 +401,27 @@ mod tests {
         let mixed = frames(&[(0, 0), (0, 0), (1, 0), (0, 0)]);
         assert_eq!(due(&mixed, 0, Pace::Flat, 0), 2);
         assert_eq!(due(&mixed, 2, Pace::Flat, 0), 1);
+    }
+
+    fn stamps(frames: &Frames) -> Vec<(u16, i64)> {
+        frames.index.iter().map(|entry| (entry.lane, entry.stamp_ns)).collect()
+    }
+
+    #[test]
+    fn lanes_merge_by_stamp_and_keep_their_own_order() {
+        let mut merged = frames(&[(0, 10), (0, 30), (0, 20), (1, 5), (1, 30), (1, 31)]);
+        merged.merge_lanes();
+        assert_eq!(stamps(&merged), [(1, 5), (0, 10), (0, 30), (0, 30), (1, 30), (1, 31)]);
+    }
+
+    #[test]
+    fn silences_are_shortened_and_the_rest_moves_up() {
+        let mut quiet = frames(&[(0, 100), (0, 101), (0, 5_000), (0, 5_001), (0, 4_000), (0, 9_000)]);
+        quiet.shorten_silences(50);
+        // Where stamps fall nothing is shortened; the climb after it is.
+        assert_eq!(stamps(&quiet), [(0, 100), (0, 101), (0, 151), (0, 152), (0, -849), (0, -799)]);
+        let mut wild = frames(&[(0, i64::MIN), (0, i64::MAX), (0, i64::MIN)]);
+        wild.shorten_silences(50);
     }
 
     #[test]

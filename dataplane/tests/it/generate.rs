@@ -107,6 +107,25 @@ fn the_fixtures_headers_are_the_foreign_readers() {
 }
 
 #[test]
+fn nothing_is_lost_in_the_fixtures() {
+    for (protocol, messages) in FIXTURES {
+        let fixture = fixture(protocol);
+        let mut sluice = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let done = sluice.args(["feed", "gaps", "--json"]).arg(fixture).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+        let streams = report["streams"].as_array().unwrap();
+        assert_eq!(streams.len(), 2, "one restart: {report}");
+        for stream in streams {
+            assert_eq!(stream["gaps"], serde_json::json!([]), "{stream}");
+            assert_eq!((&stream["duplicates"], &stream["reordered"]), (&0.into(), &0.into()), "{stream}");
+        }
+        let all: u64 = streams.iter().map(|stream| stream["messages"].as_u64().unwrap()).sum();
+        assert_eq!(all.to_string(), messages);
+    }
+}
+
+#[test]
 fn two_sides_are_two_interfaces_of_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("ab.pcapng");

@@ -72,6 +72,23 @@ fn two_interfaces_get_their_own_frames() {
 }
 
 #[test]
+fn two_files_are_played_as_one() {
+    netns::run(|| {
+        let (a, b) = (Veth::new("a", 1, 1500), Veth::new("b", 1, 1500));
+        let before = (received(&a).0, received(&b).0);
+        let deep = fixture();
+        let tops = deep.replace("deep", "tops");
+        // A capture of two minutes; its silences would take most of them.
+        let args = ["feed", "play", &deep, &tops, "--interface", &a.outside, "--interface", &b.outside];
+        let done = sluice(&[&args[..], &["--silence-max", "1ms", "--json"]].concat());
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+        assert_eq!((received(&a).0 - before.0, received(&b).0 - before.1), (PACKETS, PACKETS), "{report}");
+        assert!(report["seconds"].as_f64().unwrap() < PATIENCE, "{report}");
+    });
+}
+
+#[test]
 fn frames_beyond_the_mtu_are_counted_and_the_rest_is_sent() {
     netns::run(|| {
         let veth = Veth::new("m", 1, 1300);
@@ -101,6 +118,7 @@ fn refusals_name_the_remedy() {
         refused(&[&veth.inside], 2, "--force");
         refused(&["none0"], 4, "no such interface");
         refused(&[&veth.outside, "--speed", "0"], 2, "above 0");
+        refused(&[&veth.outside, "--interface", "lo", &file, &file], 2, "one for each file");
         netns::ip(&format!("link set {} down", veth.outside));
         refused(&[&veth.outside, "--flat-out"], 4, "link set");
         // Without the capability.

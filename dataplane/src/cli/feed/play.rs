@@ -23,10 +23,11 @@ const LOOK_NS: i64 = 50 * NANOS_PER_MILLI;
 /// Arguments of `sluice feed play`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The capture: pcap or pcapng, plain, gzip or zstd; `-` reads standard input.
-    pub file: String,
-    /// The interface to send from. Given several times, the capture's first interface goes to the first, its second to
-    /// the second, and so on; given once, all frames leave there.
+    /// The captures: pcap or pcapng, plain, gzip or zstd; `-` reads standard input. Several are played as one, by stamp.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<String>,
+    /// The interface to send from. Given once, all frames leave there. Given several times, each file has its own; of
+    /// one file, the first interface's frames go to the first, the second's to the second, and so on.
     #[arg(long, value_name = "IF", required = true)]
     pub interface: Vec<String>,
     /// Frames a second, all interfaces together; takes k and m. Bursts are at most 32 frames.
@@ -38,6 +39,9 @@ pub struct Args {
     /// Send as fast as the interface takes it.
     #[arg(long, conflicts_with_all = ["rate", "speed"])]
     pub flat_out: bool,
+    /// Shorten silences of the capture to this (for example 200ms), at its own pace.
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME", conflicts_with_all = ["rate", "flat_out"])]
+    pub silence_max: Option<Duration>,
     /// Send also from the interface that carries the default route.
     #[arg(long)]
     pub force: bool,
@@ -46,9 +50,11 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Frames that a capture holds but that cannot be sent.
+/// What the captures hold but cannot be sent.
 #[derive(Default)]
 struct LeftOut {
+    /// Damaged places of the files.
+    damage: u64,
     not_ethernet: u64,
     cut: u64,
     unmapped: u64,
@@ -60,16 +66,15 @@ pub fn run(args: Args) -> Outcome {
     let interfaces = args.interface.iter().map(|name| interface(name, args.force)).collect::<Result<Vec<_>, _>>()?;
     let open = |interface: &Interface| PacketSender::open(&interface.name, interface.index);
     let mut lanes = interfaces.iter().map(open).collect::<Result<Vec<_>, _>>().map_err(failure)?;
-    let mut source = FileSource::open(&args.file)?;
-    let (frames, left_out) = load(&mut source, lanes.len())?;
+    let (frames, left_out) = load(&args)?;
     if frames.is_empty() {
-        return Err(Failure::usage(format!("feed play: {}: holds no frame that can be sent", source.name())));
+        return Err(Failure::usage(format!("feed play: {}: no frame that can be sent", args.files.join(", "))));
     }
     let before = dropped(&interfaces)?;
     let (played, finished) = send(&frames, &mut lanes, pace)?;
     let dropped = dropped(&interfaces)?.iter().zip(&before).map(|(after, before)| after - before).collect::<Vec<_>>();
     report(&args, &frames, &played, &dropped, &left_out, finished);
-    let whole = source.damage_count() == 0 && left_out.cut == 0 && played.too_long == 0 && finished;
+    let whole = left_out.damage == 0 && left_out.cut == 0 && played.too_long == 0 && finished;
     Ok(if whole { Exit::Done } else { Exit::Damage })
 }
 
@@ -102,11 +107,42 @@ fn interface(name: &str, force: bool) -> Result<Interface, Failure> {
     Ok(interface)
 }
 
-/// The capture's frames, in memory: reading a file must not disturb the pace.
-fn load(source: &mut FileSource, lanes: usize) -> Result<(Frames, LeftOut), Failure> {
+/// The captures' frames, in memory: reading a file must not disturb the pace.
+fn load(args: &Args) -> Result<(Frames, LeftOut), Failure> {
+    let (files, lanes) = (args.files.len(), args.interface.len());
+    if files > 1 && lanes > 1 && files != lanes {
+        return Err(Failure::usage(format!(
+            "feed play: {files} files and {lanes} interfaces: give one interface, or one for each file"
+        )));
+    }
     let (mut frames, mut left_out) = (Frames::new(), LeftOut::default());
+    for (number, file) in args.files.iter().enumerate() {
+        let mut source = FileSource::open(file)?;
+        let lane = |interface: u32| match (files, lanes) {
+            (_, 1) => 0,
+            (1, _) => interface as usize,
+            _ => number,
+        };
+        load_file(&mut source, lane, lanes, &mut frames, &mut left_out)?;
+    }
+    if files > 1 {
+        frames.merge_lanes();
+    }
+    if let Some(silence) = args.silence_max {
+        frames.shorten_silences(i64::try_from(silence.as_nanos()).unwrap_or(i64::MAX));
+    }
+    Ok((frames, left_out))
+}
+
+fn load_file(
+    source: &mut FileSource,
+    lane: impl Fn(u32) -> usize,
+    lanes: usize,
+    frames: &mut Frames,
+    left_out: &mut LeftOut,
+) -> Result<(), Failure> {
     while let Some(packet) = source.next()? {
-        let lane = if lanes == 1 { 0 } else { packet.interface as usize };
+        let lane = lane(packet.interface);
         if packet.link != LinkType::Ethernet || packet.data.len() < ETHERNET_BYTES {
             left_out.not_ethernet += 1;
         } else if packet.original_bytes as usize > packet.data.len() {
@@ -124,7 +160,11 @@ fn load(source: &mut FileSource, lanes: usize) -> Result<(Frames, LeftOut), Fail
             )));
         }
     }
-    Ok((frames, left_out))
+    for damage in source.damage() {
+        eprintln!("sluice: {}: damage at offset {}: {}", source.name(), damage.offset, damage.what);
+    }
+    left_out.damage += source.damage_count();
+    Ok(())
 }
 
 /// Plays; whether it came to its end (and was not stopped by a signal).
@@ -176,7 +216,7 @@ fn report(args: &Args, frames: &Frames, played: &Played, dropped: &[u64], left_o
                 "frames_per_second": rate, "interfaces": interfaces.collect::<Vec<_>>(),
                 "dropped": dropped.iter().sum::<u64>(), "too_long": played.too_long, "queue_full": played.full,
                 "slipped_seconds": played.slipped_ns as f64 / NANOS_PER_SECOND as f64, "cut": left_out.cut,
-                "not_ethernet": left_out.not_ethernet, "unmapped": left_out.unmapped, "finished": finished,
+                "not_ethernet": left_out.not_ethernet, "damage": left_out.damage, "unmapped": left_out.unmapped, "finished": finished,
             })
         );
         return;
