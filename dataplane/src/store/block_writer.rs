@@ -1064,6 +1064,11 @@ impl<B: BlockBuffer> StoreWriter<B> {
         self.no_space
     }
 
+    /// Blocks of the pool.
+    pub fn blocks(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Free blocks of the pool.
     pub fn free_blocks(&self) -> usize {
         self.free.len()
