@@ -172,7 +172,7 @@ pub struct Counters {
     pub retried_writes: u64,
     /// Completed syncs.
     pub syncs: u64,
-    /// Failed syncs: the records before stay counted as stored, but may not survive a power cut.
+    /// Failed syncs: what was written stays counted as stored, but the durable watermark stands still from then on.
     pub failed_syncs: u64,
     /// Segments sealed.
     pub sealed_segments: u64,
@@ -194,6 +194,8 @@ struct Place {
     segment: u64,
     offset: u64,
     bytes: usize,
+    /// Bytes before the padding: once they are in the file, the block is readable.
+    filled_bytes: usize,
     ordinal: u32,
 }
 
@@ -207,6 +209,8 @@ struct Slot<B> {
     packed: bool,
     place: Place,
     written: usize,
+    /// The furthest byte that a write has reported, also inside a sector.
+    reached: usize,
     empty_writes: u32,
     order: u64,
 }
@@ -269,6 +273,8 @@ pub struct StoreWriter<B> {
     closing: Vec<Segment>,
     asked: bool,
     full_until: Option<i64>,
+    /// Set by the first failed sync: nothing from there on can be called durable any more.
+    durable_stop: Option<u64>,
     no_space: bool,
     closed: bool,
     losses: LossLog,
@@ -300,8 +306,9 @@ impl<B: BlockBuffer> StoreWriter<B> {
                     stored_bytes: 0,
                     codec: Codec::None,
                     packed: false,
-                    place: Place { segment: 0, offset: 0, bytes: 0, ordinal: 0 },
+                    place: Place { segment: 0, offset: 0, bytes: 0, filled_bytes: 0, ordinal: 0 },
                     written: 0,
+                    reached: 0,
                     empty_writes: 0,
                     order: 0,
                 }
@@ -324,6 +331,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
             closing: Vec::new(),
             asked: false,
             full_until: None,
+            durable_stop: None,
             no_space: false,
             closed: false,
             losses: LossLog::new(settings.loss_ranges_max),
@@ -541,6 +549,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         slot.codec = Codec::None;
         slot.packed = self.settings.codec == Codec::None;
         slot.written = 0;
+        slot.reached = 0;
         slot.empty_writes = 0;
         slot.order = self.orders_begin + self.orders.len() as u64;
         self.orders.push_back(Order { arrival_first: slot.fill.arrival_first, progress: Progress::Pending });
@@ -691,7 +700,13 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 },
             );
         }
-        slot.place = Place { segment: segment.info.number, offset: segment.next_offset, bytes: padded, ordinal };
+        slot.place = Place {
+            segment: segment.info.number,
+            offset: segment.next_offset,
+            bytes: padded,
+            filled_bytes: end,
+            ordinal,
+        };
         segment.next_offset += padded as u64;
         segment.next_index += 1;
         segment.in_flight += 1;
@@ -751,12 +766,13 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 self.no_space = false;
                 // Only whole sectors count: the rest of a short write is written again with the same bytes.
                 let whole = if bytes + slot.written >= slot.place.bytes { bytes } else { bytes & !(SECTOR_BYTES - 1) };
+                slot.reached = slot.reached.max(slot.written + bytes);
                 slot.written += whole;
                 slot.empty_writes = if whole == 0 { slot.empty_writes + 1 } else { 0 };
                 if slot.written >= slot.place.bytes {
                     self.written(at, now);
                 } else if slot.empty_writes >= EMPTY_WRITES_MAX {
-                    self.failed(at, LostCause::WriteError);
+                    self.broken(at, now);
                 } else {
                     self.counters.retried_writes += 1;
                     self.write_rest(at);
@@ -769,7 +785,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 self.full_until = Some(now + self.settings.retry_ns);
                 self.sealed.push_front(at);
             }
-            Err(Fault::Io(_)) => self.failed(at, LostCause::WriteError),
+            Err(Fault::Io(_)) => self.broken(at, now),
         }
         self.issue(now);
         self.settle(now);
@@ -797,6 +813,16 @@ impl<B: BlockBuffer> StoreWriter<B> {
         let segment = self.segment_mut(place.segment);
         segment.in_flight -= 1;
         segment.unsynced.get_or_insert(now);
+    }
+
+    /// A write that failed for good. What only lacks padding is stored: a reader will find it.
+    fn broken(&mut self, at: usize, now: i64) {
+        let slot = &self.slots[at];
+        if slot.reached >= slot.place.filled_bytes {
+            self.written(at, now);
+        } else {
+            self.failed(at, LostCause::WriteError);
+        }
     }
 
     fn failed(&mut self, at: usize, cause: LostCause) {
@@ -831,11 +857,18 @@ impl<B: BlockBuffer> StoreWriter<B> {
         let serial = segment.sync.take().expect("one sync was out");
         if failed {
             self.counters.failed_syncs += 1;
+            self.stop_durable();
         } else {
             self.counters.syncs += 1;
         }
         self.settle_orders(number, serial);
         self.settle(now);
+    }
+
+    /// A sync that failed once may succeed later without the data: the kernel has forgotten the dirty pages.
+    fn stop_durable(&mut self) {
+        let durable = self.durable_arrival();
+        self.durable_stop.get_or_insert(durable);
     }
 
     /// Everything of the segment that was written no later than `serial` is durable (or told to be unsure).
@@ -855,7 +888,10 @@ impl<B: BlockBuffer> StoreWriter<B> {
     pub fn on_sealed(&mut self, number: u64, result: Result<(), Fault>, now: i64) {
         match result {
             Ok(()) => self.counters.sealed_segments += 1,
-            Err(_) => self.counters.failed_seals += 1,
+            Err(_) => {
+                self.counters.failed_seals += 1;
+                self.stop_durable();
+            }
         }
         self.settle_orders(number, u64::MAX);
         self.closing.retain(|segment| segment.info.number != number);
@@ -979,7 +1015,12 @@ impl<B: BlockBuffer> StoreWriter<B> {
     /// Gives up what no write is out for (a full disk while closing): counted as lost for want of space.
     pub fn give_up(&mut self, now: i64) {
         while let Some(at) = self.sealed.pop_front() {
-            self.failed(at, LostCause::NoSpace);
+            let slot = &self.slots[at];
+            if slot.state == SlotState::Retry && slot.reached >= slot.place.filled_bytes {
+                self.written(at, now);
+            } else {
+                self.failed(at, LostCause::NoSpace);
+            }
         }
         self.asked = false;
         self.settle(now);
@@ -1031,8 +1072,12 @@ impl<B: BlockBuffer> StoreWriter<B> {
         self.slots.iter().map(|slot| &slot.buffer)
     }
 
-    /// Every record with a lower arrival index is durable or counted as lost.
+    /// Every record with a lower arrival index is durable or counted as lost. Stands still for good after a failed
+    /// sync or seal.
     pub fn durable_arrival(&self) -> u64 {
+        if let Some(stop) = self.durable_stop {
+            return stop;
+        }
         let filling = self.filling.map(|slot| self.slots[slot].fill.arrival_first);
         self.orders.front().map(|order| order.arrival_first).or(filling).unwrap_or(self.arrival_next)
     }
@@ -1045,6 +1090,11 @@ impl<B: BlockBuffer> StoreWriter<B> {
     /// Whether the disk is known to be full.
     pub fn is_full(&self) -> bool {
         self.no_space
+    }
+
+    /// Blocks of the pool.
+    pub fn blocks(&self) -> usize {
+        self.slots.len()
     }
 
     /// Free blocks of the pool.

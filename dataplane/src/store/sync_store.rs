@@ -15,7 +15,8 @@ use crate::sys::clock;
 use crate::sys::file::AlignedBuffer;
 use crate::sys::uring::CoreRing;
 use crate::units::StreamId;
-use crate::wire::segment::SessionKey;
+use crate::wire::block::RECORD_HEADER_BYTES;
+use crate::wire::segment::{Framing, Messages, SessionKey};
 
 /// Appends between two looks at the clock: a look costs about 30 ns, an append 20.
 const APPENDS_PER_LOOK: u32 = 256;
@@ -190,9 +191,41 @@ impl SyncStore {
             self.wait_for(|writer| writer.has_room(body.len()))?;
         }
         let _counted = self.writer.append(meta, body, self.now);
-        self.until_look -= 1;
+        self.until_look = self.until_look.saturating_sub(1);
         if self.until_look == 0 || self.writer.has_ops() {
             self.look()?;
+        }
+        Ok(())
+    }
+
+    /// Appends the `count` messages of a segment, the first with `meta.sequence`; waits for room.
+    pub fn append_run(
+        &mut self,
+        meta: &RecordMeta,
+        count: u32,
+        framing: Framing,
+        block: &[u8],
+    ) -> Result<(), StoreError> {
+        // Headers can make a segment of tiny messages seventeen times as large as it was.
+        let bytes = block.len() + count as usize * RECORD_HEADER_BYTES;
+        let blocks = 2 + bytes / (self.writer.settings().block_bytes / 2);
+        if self.writer.free_blocks() < blocks {
+            if blocks > self.writer.blocks() {
+                return self.append_each(meta, framing, block);
+            }
+            self.wait_for(|writer| writer.free_blocks() >= blocks)?;
+        }
+        let _counted = self.writer.append_run(meta, count, framing, block, self.now);
+        self.until_look = self.until_look.saturating_sub(1);
+        if self.until_look == 0 || self.writer.has_ops() {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    fn append_each(&mut self, meta: &RecordMeta, framing: Framing, block: &[u8]) -> Result<(), StoreError> {
+        for (sequence, body) in (meta.sequence..).zip(Messages::new(block, framing)) {
+            self.append(&RecordMeta { sequence, ..*meta }, body)?;
         }
         Ok(())
     }
