@@ -17,8 +17,10 @@ const MESSAGES: &str = "200k";
 const SESSION_RATE: &str = "1500";
 /// How many times faster than its own time the session is played.
 const SPEED: &str = "12";
-/// When side B is silent, in the session's own time: five seconds as it is played, longer than the side timeout.
-const SILENCE: &str = "50s..110s";
+/// When side B is silent, in the session's own time: longer than the side timeout as it is played.
+const SILENCE: &str = "20s..90s";
+/// The session's idle stretches are played this short (in its own time).
+const SILENCE_MAX: &str = "200ms";
 /// How long the run may take to come up, and to drain.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -125,20 +127,16 @@ impl Demo {
             return Err(format!("{error}\n{}", self.log("run.log")));
         }
         self.say(&format!("playing both sides at {speed} times their own pace"));
-        let mut players = Vec::new();
-        for side in ["a", "b"] {
-            let (file, interface) = (format!("{side}.pcap"), format!("tx-{side}"));
-            let args = ["feed", "play", &file, "--interface", &interface, "--speed", speed];
-            players.push(space.start(self, &args, &format!("play-{side}.log"))?);
+        let interfaces = ["--interface", "tx-a", "--interface", "tx-b"];
+        let mut args = vec!["feed", "play", "a.pcap", "b.pcap", "--speed", speed, "--silence-max", SILENCE_MAX];
+        args.extend(interfaces);
+        let mut player = space.start(self, &args, "play.log")?;
+        let status = player.child.wait().map_err(|error| error.to_string())?;
+        let log = self.log("play.log");
+        if !status.success() {
+            return Err(format!("the player failed: {log}"));
         }
-        for (mut player, side) in players.into_iter().zip(["a", "b"]) {
-            let status = player.child.wait().map_err(|error| error.to_string())?;
-            let log = self.log(&format!("play-{side}.log"));
-            if !status.success() {
-                return Err(format!("the player of side {side} failed: {log}"));
-            }
-            println!("          side {}: {}", side.to_uppercase(), log.lines().last().unwrap_or(""));
-        }
+        println!("          {}", log.lines().last().unwrap_or(""));
         // What is held waits at most for the configuration's hold.
         std::thread::sleep(Duration::from_secs(1));
         self.say("stopping it with SIGTERM");

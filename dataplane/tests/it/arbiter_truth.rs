@@ -29,7 +29,7 @@ fn configs() -> Vec<Config> {
     let mut configs = Vec::new();
     for (loss_a, loss_b) in losses {
         for (delay_a, delay_b, jitter_ns, duplicate) in times {
-            let side = |loss, delay_ns| SideSplit { loss, duplicate, delay_ns, jitter_ns, reorder: false };
+            let side = |loss, delay_ns| SideSplit { loss, duplicate, delay_ns, jitter_ns, ..SideSplit::default() };
             let seed = configs.len() as u64;
             configs.push(Config { seed, a: side(loss_a, delay_a), b: side(loss_b, delay_b) });
         }
