@@ -9,7 +9,7 @@ use super::conservation::{Identity, residue};
 use super::plan::{FeedView, QueueView, SideView};
 use super::stats::{ArbiterCounter, QueueCounter, RawReason, SideCounter};
 use crate::feed::arbiter::{ArbiterReport, StreamReport};
-use crate::runtime::metrics::{Kind, Sample, Source};
+use crate::sync::metrics::{Kind, Sample, Source};
 
 /// Loss ranges kept for `/status`; older ones are only in the counters.
 const LOSSES_MAX: usize = 1_024;

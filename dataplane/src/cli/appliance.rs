@@ -15,10 +15,10 @@ use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind};
 use crate::runtime::control::ControlServer;
 use crate::runtime::launch::{CorePlan, Launched, launch};
 use crate::runtime::link::Doorbell;
-use crate::runtime::metrics::{Source, Sources};
 use crate::runtime::worker::Worker;
 use crate::store::StampSource;
 use crate::store::plan::{StoreParts, StoreView, store_books, store_worker};
+use crate::sync::metrics::{Source, Sources};
 use crate::sys::bpf::{Destination, Reason, XdpMode, XdpProgram, XdpSettings};
 use crate::sys::nic::{FrameChoice, Interface, choose_frames};
 use crate::sys::signal::{Asked, Signals};
@@ -481,7 +481,7 @@ fn status(
 struct Stores(Vec<Arc<StoreView>>);
 
 impl Source for Stores {
-    fn samples(&self, out: &mut Vec<crate::runtime::metrics::Sample>) {
+    fn samples(&self, out: &mut Vec<crate::sync::metrics::Sample>) {
         for store in &self.0 {
             store.samples(out);
         }

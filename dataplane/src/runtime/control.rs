@@ -13,7 +13,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::metrics::{Kind, Sample, Sources};
+use crate::sync::metrics::{Kind, Sample, Sources};
 
 /// Longest request head: a scraper's is under 1 KiB.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -167,7 +167,7 @@ fn render(samples: Vec<Sample>) -> Result<String, std::fmt::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::metrics::Source;
+    use crate::sync::metrics::Source;
 
     struct Fixed;
     impl Source for Fixed {

@@ -6,5 +6,4 @@
 pub mod control;
 pub mod launch;
 pub mod link;
-pub mod metrics;
 pub mod worker;

@@ -11,9 +11,9 @@ use super::{Codec, LostCause, StampSource, StoreError, SyncPolicy, WriterSetting
 use crate::config::{Fsync, Store};
 use crate::feed::handoff::Handoff;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender};
-use crate::runtime::metrics::{Kind, Sample};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::{CounterReader, counters};
+use crate::sync::metrics::{Kind, Sample};
 use crate::sys::frames::{Areas, FrameToken};
 use crate::units::{SIDES_MAX, Side, StreamId};
 

@@ -1,8 +1,9 @@
-//! Lock-free parts: counters, the parked flag of a core.
+//! Lock-free parts and what is read from them: counters, metrics, the parked flag of a core.
 //!
 //! May use: `units`. Unsafe code is allowed here (and in `sys`), each block with its `SAFETY:` conditions.
 //! Never does: call the kernel.
 #![allow(unsafe_code)]
 
 pub mod counters;
+pub mod metrics;
 pub mod parked;
