@@ -255,10 +255,17 @@ impl Demo {
         let Some(stream) = info["streams"][0]["key"].as_str() else { return Ok(()) };
         let middle = info["streams"][0]["last_sequence"].as_u64().unwrap_or(2) / 2;
         self.query(&["--stream", stream, "--sequence", &format!("{middle}..{}", middle + 99)])?;
-        let (from, to) =
-            (segments[0]["time_min_ns"].as_i64().unwrap_or(0), segments[0]["time_max_ns"].as_i64().unwrap_or(0));
-        let at = from + (to - from) / 2;
+        let at = self.captured_at(stream, middle)?;
         self.query(&["--time", &format!("{at}..{}", at + 10_000_000)])
+    }
+
+    /// When a message was captured, by the store.
+    fn captured_at(&self, stream: &str, sequence: u64) -> Result<i64, String> {
+        let mut command =
+            self.sluice(&["store", "query", "store", "--format", "jsonl", "--stream", stream, "--limit", "1"]);
+        let line = shell::output(command.args(["--sequence", &sequence.to_string()]))?;
+        let record: Value = serde_json::from_str(line.trim()).map_err(|error| format!("store query: {error}"))?;
+        record["capture_ns"].as_i64().ok_or_else(|| "store query: a record without capture_ns".into())
     }
 
     fn query(&self, select: &[&str]) -> Result<(), String> {
