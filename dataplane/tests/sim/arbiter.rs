@@ -260,7 +260,7 @@ fn simulate(seed: u64, fault: Fault) -> Result<Tally, String> {
     for (step, delivery) in world.deliveries.iter().enumerate() {
         while let Some(deadline) = arbiter.deadline().filter(|&deadline| deadline < delivery.at_ns) {
             // Half the seeds leave the clock to the segments, as files do.
-            if seed % 2 == 0 {
+            if seed.is_multiple_of(2) {
                 break;
             }
             now = deadline.max(now);
