@@ -1,7 +1,7 @@
 //! A/B arbitration: several lossy copies of one feed in, one ordered, duplicate-free stream out.
 //!
 //! A pure machine: segments and `now` go in; calls of a [`Sink`] and the next deadline come out. All memory is
-//! reserved by [`Arbiter::new`]. The rules are those of `docs/design` on runs, gaps, holds and liveness:
+//! reserved by [`Arbiter::new`]. The rules are those of the project's contracts on runs, gaps, holds and liveness:
 //! the message `next` is emitted from the wire by whichever side brings it first; what lies beyond a hole is copied
 //! into the window; a hole is a gap once no live side can fill it, or the window or `hold` force it; what comes later
 //! is a late fill, told apart and never emitted backwards.
@@ -189,11 +189,25 @@ struct Live {
     returned: SideSet,
 }
 
+impl Live {
+    fn new(settings: &ArbiterSettings) -> Live {
+        Live {
+            session: Session::new(stream::UNUSED, settings.streams_max, settings.sides),
+            live: SideSet::default(),
+            heard_ns: [0; SIDES_MAX],
+            returned: SideSet::default(),
+        }
+    }
+}
+
 /// The arbiter of one feed.
 pub struct Arbiter {
     settings: ArbiterSettings,
+    /// All sessions that there can be; the first `sessions_used` are in use.
     sessions: Vec<Live>,
+    sessions_used: usize,
     recent: usize,
+    /// All streams that there can be; the first `streams_used` are in use.
     streams: Vec<Stream>,
     streams_used: usize,
     pool: SlotPool,
@@ -218,7 +232,8 @@ impl Arbiter {
         assert!((1..=WINDOW_MESSAGES_MAX).contains(&window), "window_messages = {window}");
         assert!(settings.streams_max > 0 && settings.runs_max > 0, "streams_max and runs_max are at least 1");
         Arbiter {
-            sessions: Vec::with_capacity(settings.streams_max),
+            sessions: (0..settings.streams_max).map(|_| Live::new(&settings)).collect(),
+            sessions_used: 0,
             recent: 0,
             streams: (0..settings.streams_max).map(|_| Stream::new(&settings)).collect(),
             streams_used: 0,
@@ -261,7 +276,7 @@ impl Arbiter {
 
     /// Whether `side` counts as live in any session.
     pub fn side_live(&self, side: Side) -> bool {
-        self.sessions.iter().any(|session| session.live.has(side))
+        self.sessions[..self.sessions_used].iter().any(|session| session.live.has(side))
     }
 
     /// Processes one segment. `now` never goes back.
@@ -295,7 +310,7 @@ impl Arbiter {
             return;
         }
         self.deadline = i64::MAX;
-        for at in 0..self.sessions.len() {
+        for at in 0..self.sessions_used {
             self.time_out(at, now, sink);
             for rank in 0..self.sessions[at].session.runs.as_slice().len() {
                 let (stream, mut cx) = self.stream(at, rank, now, sink);
@@ -309,7 +324,7 @@ impl Arbiter {
     /// The end of one side's input: it counts as dead from now on.
     pub fn end_side<S: Sink>(&mut self, side: Side, now: i64, sink: &mut S) {
         self.ended.insert(side);
-        for at in 0..self.sessions.len() {
+        for at in 0..self.sessions_used {
             if self.sessions[at].live.has(side) {
                 self.die(at, side, now, sink);
             }
@@ -318,7 +333,7 @@ impl Arbiter {
 
     /// The end of all input: suspects are rejected, everything held is emitted, every stream ends.
     pub fn finish<S: Sink>(&mut self, now: i64, sink: &mut S) {
-        for at in 0..self.sessions.len() {
+        for at in 0..self.sessions_used {
             let mut left = std::mem::take(&mut self.believed);
             self.sessions[at].session.drain(&mut left);
             left.iter().for_each(|suspect| self.reject(suspect));
@@ -327,7 +342,7 @@ impl Arbiter {
         for side in 0..self.settings.sides {
             self.end_side(Side(side as u8), now, sink);
         }
-        for at in 0..self.sessions.len() {
+        for at in 0..self.sessions_used {
             for rank in 0..self.sessions[at].session.runs.as_slice().len() {
                 let (stream, mut cx) = self.stream(at, rank, now, sink);
                 stream.close(&mut cx);
@@ -339,28 +354,26 @@ impl Arbiter {
     /// The index of a session, made if there is room.
     #[inline]
     fn session(&mut self, key: &SessionKey, now: i64) -> Option<usize> {
-        if self.sessions.get(self.recent).is_some_and(|live| live.session.key == *key) {
+        if self.recent < self.sessions_used && self.sessions[self.recent].session.key == *key {
             return Some(self.recent);
         }
         self.find_session(key, now)
     }
 
     fn find_session(&mut self, key: &SessionKey, now: i64) -> Option<usize> {
-        let known = self.sessions.iter().position(|live| live.session.key == *key);
+        let known = self.sessions[..self.sessions_used].iter().position(|live| live.session.key == *key);
         if known.is_none() {
-            if self.sessions.len() == self.settings.streams_max || self.streams_used == self.settings.streams_max {
+            if self.sessions_used == self.sessions.len() || self.streams_used == self.streams.len() {
                 return None;
             }
-            let runs = self.settings.streams_max;
-            self.sessions.push(Live {
-                session: Session::new(*key, runs, self.settings.sides),
-                live: SideSet::first(self.settings.sides).without(self.ended),
-                heard_ns: [now; SIDES_MAX],
-                returned: SideSet::default(),
-            });
+            let live = &mut self.sessions[self.sessions_used];
+            live.session.key = *key;
+            live.live = SideSet::first(self.settings.sides).without(self.ended);
+            live.heard_ns = [now; SIDES_MAX];
+            self.sessions_used += 1;
             self.due_in(self.settings.side_timeout_ns, now);
         }
-        self.recent = known.unwrap_or(self.sessions.len() - 1);
+        self.recent = known.unwrap_or(self.sessions_used - 1);
         Some(self.recent)
     }
 
@@ -434,7 +447,7 @@ impl Arbiter {
         let session = &mut self.sessions[at];
         let runs = session.session.runs.as_slice();
         let open = runs.iter().filter(|run| !self.streams[run.handle as usize].closed).count();
-        if open >= self.settings.runs_max || self.streams_used == self.settings.streams_max {
+        if open >= self.settings.runs_max || self.streams_used == self.streams.len() {
             return false;
         }
         let newer = runs[rank..].iter().map(|run| &self.streams[run.handle as usize]);
@@ -556,7 +569,7 @@ impl Arbiter {
     #[cold]
     fn overflow(&mut self, segment: &Segment<'_>) {
         let messages = u64::from(segment.count);
-        let known = self.sessions.iter().find(|live| live.session.key == segment.session);
+        let known = self.sessions[..self.sessions_used].iter().find(|live| live.session.key == segment.session);
         match known.and_then(|live| live.session.runs.as_slice().last()) {
             Some(run) => {
                 let counts = &mut self.streams[run.handle as usize].counts;

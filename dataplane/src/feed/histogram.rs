@@ -6,6 +6,8 @@ const SUB_BITS: u32 = 3;
 const SUB: usize = 1 << SUB_BITS;
 /// Magnitudes from 2^42 ns (73 minutes) on share the last bucket: no A/B lead or latency of a live feed is longer.
 const BITS_MAX: u32 = 42;
+/// Samples count with at most this much in the mean.
+const SUMMED_NS_MAX: i64 = 1 << BITS_MAX;
 /// Buckets of one sign: the values 0–7 exactly, then 8 for each power of two from 2^3 to 2^41, then the last.
 const SIGN_BUCKETS: usize = SUB + (BITS_MAX - SUB_BITS) as usize * SUB + 1;
 
@@ -13,10 +15,11 @@ const SIGN_BUCKETS: usize = SUB + (BITS_MAX - SUB_BITS) as usize * SUB + 1;
 #[derive(Clone, Debug)]
 pub struct Histogram {
     /// Negative magnitudes first (index 0 is −1 ns's bucket family), then the others.
-    counts: Vec<u64>,
+    counts: Box<[u64; 2 * SIGN_BUCKETS]>,
     minimum: i64,
     maximum: i64,
-    sum: i128,
+    /// Sum of the samples, each cut to ±2^42: two million of the longest fit.
+    sum: i64,
 }
 
 /// What a histogram says, for reports. All values in ns; zero samples give zeros.
@@ -38,7 +41,7 @@ pub struct Summary {
     pub p999_ns: i64,
     /// Largest sample, exact.
     pub max_ns: i64,
-    /// Mean, exact but for the rounding to an integer.
+    /// Mean, of samples cut to ±73 minutes.
     pub mean_ns: i64,
 }
 
@@ -51,7 +54,7 @@ impl Default for Histogram {
 impl Histogram {
     /// An empty histogram; allocates its 5 KiB here and never again.
     pub fn new() -> Histogram {
-        Histogram { counts: vec![0; 2 * SIGN_BUCKETS], minimum: i64::MAX, maximum: i64::MIN, sum: 0 }
+        Histogram { counts: Box::new([0; 2 * SIGN_BUCKETS]), minimum: i64::MAX, maximum: i64::MIN, sum: 0 }
     }
 
     /// Empties it.
@@ -67,7 +70,7 @@ impl Histogram {
         self.counts[place] += 1;
         self.minimum = self.minimum.min(value_ns);
         self.maximum = self.maximum.max(value_ns);
-        self.sum += i128::from(value_ns);
+        self.sum = self.sum.wrapping_add(value_ns.clamp(-SUMMED_NS_MAX, SUMMED_NS_MAX));
     }
 
     /// Samples counted.
@@ -107,7 +110,7 @@ impl Histogram {
             p99_ns: percentile(990),
             p999_ns: percentile(999),
             max_ns: self.maximum,
-            mean_ns: (self.sum / i128::from(samples)) as i64,
+            mean_ns: self.sum / samples as i64,
         }
     }
 }

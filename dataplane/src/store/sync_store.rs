@@ -32,6 +32,8 @@ pub struct SyncSettings {
     pub blocks_in_flight: usize,
     /// A segment ends before it would exceed this many bytes.
     pub segment_bytes: u64,
+    /// Bytes to reserve for a single file; 0: none, its size being unknown.
+    pub single_bytes: u64,
     /// A segment ends this long after its first record, ns.
     pub segment_ns: Option<i64>,
     /// A block that holds a record is written this long after its first one, ns (on the next call).
@@ -61,6 +63,7 @@ impl Default for SyncSettings {
             block_bytes: writer.block_bytes,
             blocks_in_flight: 8,
             segment_bytes: writer.segment_bytes,
+            single_bytes: 0,
             segment_ns: None,
             flush_ns: writer.flush_ns,
             sync: SyncPolicy::Never,
@@ -112,7 +115,7 @@ impl SyncStore {
         let files_settings = FilesSettings {
             directory: if single { path.parent().unwrap_or(Path::new("")).into() } else { path.into() },
             single: single.then(|| path.into()),
-            preallocate_bytes: if single { 0 } else { settings.segment_bytes },
+            preallocate_bytes: if single { settings.single_bytes } else { settings.segment_bytes },
             block_bytes: settings.block_bytes as u32,
             direct: settings.direct,
             retention: settings.retention,

@@ -216,3 +216,56 @@ fn a_small_window_loses_no_message_only_order() {
         assert!(comparison.equal(), "net of late fills the residual is the truth: {:?}", comparison.differences);
     }
 }
+
+/// Runs the binary; returns its exit code and standard output.
+fn sluice(args: &[&str]) -> (i32, String) {
+    let run = std::process::Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).output().unwrap();
+    (run.status.code().unwrap(), String::from_utf8(run.stdout).unwrap())
+}
+
+#[test]
+fn commands_split_arbitrate_and_tell_by_their_exit() {
+    let Some(data) = common::data() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let source = data.join("iex/DEEP10.first-7884.pcap.gz");
+    let source = source.to_str().unwrap();
+    let split = ["feed", "split", source, "--out-dir", &at(""), "--loss-a", "5%", "--loss-b", "0.1"];
+    let split = [&split[..], &["--delay-b", "2ms", "--jitter-a", "1ms", "--jitter-b", "1ms", "--seed", "4"]].concat();
+    assert_eq!(sluice(&split).0, 0);
+    let (a, b, truth, out) = (at("a.pcap"), at("b.pcap"), at("truth.json"), at("merged"));
+    let (exit, text) = sluice(&["feed", "arbitrate", &a, &b, "--truth", &truth, "--out", &out, "--json"]);
+    assert_eq!(exit, 0, "{text}");
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["truth"]["differences"], serde_json::json!([]));
+    let unique: u64 = report["streams"].as_array().unwrap().iter().map(|s| s["unique"].as_u64().unwrap()).sum();
+    assert_eq!((report["stored"].as_u64().unwrap(), report["streams"].as_array().unwrap().len()), (unique, 3));
+    assert_eq!(sluice(&["store", "verify", &out]).0, 0);
+
+    let mut wrong: Truth = serde_json::from_str(&std::fs::read_to_string(&truth).unwrap()).unwrap();
+    wrong.streams[2].residual.pop();
+    std::fs::write(&truth, serde_json::to_string(&wrong).unwrap()).unwrap();
+    assert_eq!(sluice(&["feed", "arbitrate", &a, &b, "--truth", &truth]).0, 1, "a difference");
+    let other = data.join("iex/TOPS16.pcapng.gz");
+    assert_eq!(sluice(&["feed", "arbitrate", &a, other.to_str().unwrap()]).0, 2, "no stream in common");
+    assert_eq!(sluice(&["feed", "arbitrate", &a, &at("absent.pcap")]).0, 4, "no such file");
+}
+
+#[test]
+fn gaps_json_has_the_stated_shape() {
+    let Some(data) = common::data() else { return };
+    let file = data.join("iex/example1.pcap");
+    let (exit, text) = sluice(&["feed", "gaps", file.to_str().unwrap(), "--json"]);
+    assert_eq!(exit, 3, "the file ends inside a record");
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&report), ["damage", "frames", "streams"]);
+    assert_eq!(keys(&report["frames"]), ["matched", "read", "skipped"]);
+    assert_eq!(keys(&report["damage"][0]), ["file", "offset", "what"]);
+    let stream = &report["streams"][0];
+    let mut wanted = vec!["protocol", "protocol_id", "channel", "session", "run", "segments", "heartbeats", "messages"];
+    wanted.extend(["first_sequence", "last_sequence", "gaps", "duplicates", "reordered", "unconfirmed", "bytes_lost"]);
+    wanted.sort();
+    assert_eq!(keys(stream), wanted);
+    assert_eq!((stream["messages"].as_u64(), stream["last_sequence"].as_u64()), (Some(53), Some(53)));
+}

@@ -105,7 +105,8 @@ pub struct ArbiterReport {
 impl Arbiter {
     /// The full report. Allocates and takes time in proportion to the gaps: not for the hot path.
     pub fn report(&self) -> ArbiterReport {
-        let runs = self.sessions.iter().flat_map(|live| live.session.runs.as_slice().iter().enumerate());
+        let runs =
+            self.sessions[..self.sessions_used].iter().flat_map(|live| live.session.runs.as_slice().iter().enumerate());
         let streams = runs.map(|(rank, run)| self.streams[run.handle as usize].report(rank)).collect();
         ArbiterReport { streams, unattributed: self.unattributed }
     }

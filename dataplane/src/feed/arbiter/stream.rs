@@ -9,7 +9,7 @@ use crate::feed::intervals::{Intervals, Known};
 use crate::feed::runs::Claim;
 use crate::feed::window::{Index, SLOT_BYTES, SlotPool, Stored};
 use crate::units::{SIDES_MAX, Side, StreamId};
-use crate::wire::segment::{Protocol, SegmentKind, SessionKey};
+use crate::wire::segment::{Protocol, SegmentKind, SessionId, SessionKey};
 
 /// Recent first arrivals remembered per stream for the lead histogram, by end sequence: at 1.7 messages a packet some
 /// 2,400 packets, which is more than two sides of one exchange ever lie apart outside an outage. 64 KiB.
@@ -17,6 +17,10 @@ const RECENT: usize = 4096;
 
 /// Where the message time lies in an IEX message body: type u8, flags u8, then i64.
 const MESSAGE_TIME_OFFSET: usize = 2;
+
+/// The key of what is not in use yet.
+pub(super) const UNUSED: SessionKey =
+    SessionKey { protocol: Protocol::IexTp, protocol_id: 0, channel: 0, session: SessionId([0; 10]) };
 
 /// A set of sides, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -149,7 +153,7 @@ pub struct Stream {
     pub(super) behind: SideSet,
     pub(super) sides: Vec<SideState>,
     /// (end sequence × 4 + side, capture time) of recent first arrivals, direct-mapped by end.
-    recent: Vec<(u64, i64)>,
+    recent: Box<[(u64, i64); RECENT]>,
     pub(super) lead: Histogram,
     pub(super) send_minus_message: Histogram,
 }
@@ -195,7 +199,7 @@ impl Stream {
         };
         Stream {
             id: StreamId(0),
-            key: SessionKey { protocol: Protocol::IexTp, protocol_id: 0, channel: 0, session: Default::default() },
+            key: UNUSED,
             run_id: 0,
             in_use: false,
             closed: false,
@@ -212,7 +216,7 @@ impl Stream {
             left: SideSet::default(),
             behind: SideSet::default(),
             sides: (0..settings.sides).map(side).collect(),
-            recent: vec![(0, 0); RECENT],
+            recent: vec![(0, 0); RECENT].into_boxed_slice().try_into().expect("of this length"),
             lead: Histogram::new(),
             send_minus_message: Histogram::new(),
         }

@@ -3,210 +3,142 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use super::{Rows, is_packet, session_of};
 use crate::store::StoreError;
 use crate::store::query::Found;
-use crate::units::SIDES_MAX;
+use crate::units::{SIDES_MAX, Side};
 use crate::wire::block::{NO_TIME, RecordKind};
+use crate::wire::packet::{LinkType, UdpHeader, VLAN_NONE};
+use crate::wire::pcap::{InterfaceName, PcapWriter, PcapngWriter};
 use crate::wire::segment::{Protocol, SessionId, SessionKey};
+use crate::wire::{iextp, moldudp64};
 
-/// Bytes before the feed's header: Ethernet, IPv4 without options, UDP.
-const FRAME_HEAD_BYTES: usize = 14 + 20 + 8;
-/// IEX-TP's header.
-const IEXTP_HEADER_BYTES: usize = 40;
-/// MoldUDP64's header.
-const MOLD_HEADER_BYTES: usize = 20;
 /// UDP port of the made frames: none is assigned to it, and both of our decoders take any.
 const PORT: u16 = 10_378;
-const LINK_ETHERNET: u32 = 1;
-const SNAP_BYTES: u32 = 262_144;
+
+enum Format<W: Write> {
+    /// The writer, and how many sides have an interface: a side's interface has the side's number.
+    Pcapng(PcapngWriter<W>, u8),
+    Pcap(PcapWriter<W>),
+}
 
 pub(super) struct CaptureRows<W: Write> {
-    writer: W,
+    format: Format<W>,
     path: PathBuf,
-    pcapng: bool,
-    /// Interfaces described so far; a side's interface has the side's number.
-    interfaces: u8,
+    payload: Vec<u8>,
     frame: Vec<u8>,
-    block: Vec<u8>,
 }
 
 impl<W: Write> CaptureRows<W> {
     pub(super) fn pcapng(writer: W, path: &Path) -> Result<CaptureRows<W>, StoreError> {
-        let mut block = Vec::new();
-        pcapng_head(&mut block);
-        CaptureRows { writer, path: path.into(), pcapng: true, interfaces: 0, frame: Vec::new(), block }.begin()
+        let writer = PcapngWriter::new(writer, &[]).map_err(|source| StoreError::io("write", path, source))?;
+        Ok(CaptureRows::new(Format::Pcapng(writer, 0), path))
     }
 
     pub(super) fn pcap(writer: W, path: &Path) -> Result<CaptureRows<W>, StoreError> {
-        let mut block = Vec::new();
-        for word in [0xa1b2_3c4d_u32, 2 | 4 << 16, 0, 0, SNAP_BYTES, LINK_ETHERNET] {
-            block.extend_from_slice(&word.to_le_bytes());
-        }
-        CaptureRows { writer, path: path.into(), pcapng: false, interfaces: 0, frame: Vec::new(), block }.begin()
+        let writer =
+            PcapWriter::new(writer, LinkType::Ethernet).map_err(|source| StoreError::io("write", path, source))?;
+        Ok(CaptureRows::new(Format::Pcap(writer), path))
     }
 
-    fn begin(mut self) -> Result<CaptureRows<W>, StoreError> {
-        self.write()?;
-        Ok(self)
-    }
-
-    fn write(&mut self) -> Result<(), StoreError> {
-        self.writer.write_all(&self.block).map_err(|source| StoreError::io("write", &self.path, source))
+    fn new(format: Format<W>, path: &Path) -> CaptureRows<W> {
+        CaptureRows { format, path: path.into(), payload: Vec::new(), frame: Vec::new() }
     }
 }
 
 impl<W: Write> Rows for CaptureRows<W> {
     fn put(&mut self, key: &str, found: &Found<'_>) -> Result<bool, StoreError> {
-        let header = &found.header;
+        let (header, mut frame) = (&found.header, found.body);
         if !is_packet(header.kind) {
             return Ok(false);
         }
-        self.block.clear();
-        let frame = if header.kind == RecordKind::Raw {
-            found.body
-        } else {
-            self.frame.clear();
-            message_frame(&mut self.frame, key, found);
-            &self.frame
-        };
-        if self.pcapng {
-            while self.interfaces <= header.side.0 {
-                interface(&mut self.block, self.interfaces);
-                self.interfaces += 1;
+        if header.kind == RecordKind::Message {
+            if !message_payload(&mut self.payload, key, found) {
+                return Ok(false);
             }
-            packet_block(&mut self.block, u32::from(header.side.0), header.capture_ns, frame);
-        } else {
-            packet_record(&mut self.block, header.capture_ns, frame);
+            self.frame.clear();
+            frame_of(header.side).write_frame(&self.payload, &mut self.frame);
+            frame = &self.frame;
         }
-        self.write()?;
+        let bytes = frame.len() as u32;
+        let written = match &mut self.format {
+            Format::Pcapng(writer, sides) => add_sides(writer, sides, header.side)
+                .and_then(|()| writer.packet(header.side.0.into(), header.capture_ns, bytes, frame)),
+            Format::Pcap(writer) => writer.packet(header.capture_ns, bytes, frame),
+        };
+        written.map_err(|source| StoreError::io("write", &self.path, source))?;
         Ok(true)
     }
 
-    fn finish(mut self: Box<Self>) -> Result<(), StoreError> {
-        self.writer.flush().map_err(|source| StoreError::io("write", &self.path, source))
+    fn finish(self: Box<Self>) -> Result<(), StoreError> {
+        let finished = match self.format {
+            Format::Pcapng(writer, _) => writer.finish().map(drop),
+            Format::Pcap(writer) => writer.finish().map(drop),
+        };
+        finished.map_err(|source| StoreError::io("write", &self.path, source))
     }
 }
 
-/// The section header.
-fn pcapng_head(out: &mut Vec<u8>) {
-    let mut section = Vec::new();
-    section.extend_from_slice(&0x1a2b_3c4d_u32.to_le_bytes());
-    section.extend_from_slice(&[1, 0, 0, 0]);
-    section.extend_from_slice(&u64::MAX.to_le_bytes());
-    option(&mut section, 4, concat!("sluice ", env!("CARGO_PKG_VERSION")).as_bytes());
-    option(&mut section, 0, &[]);
-    block(out, 0x0a0d_0d0a, &section);
-}
-
-/// The interface of a side: Ethernet, ns stamps. It stands before the side's first packet.
-fn interface(out: &mut Vec<u8>, side: u8) {
-    let mut interface = Vec::new();
-    interface.extend_from_slice(&(LINK_ETHERNET as u16).to_le_bytes());
-    interface.extend_from_slice(&[0, 0]);
-    interface.extend_from_slice(&SNAP_BYTES.to_le_bytes());
-    option(&mut interface, 2, format!("side {}", crate::units::Side(side)).as_bytes());
-    option(&mut interface, 9, &[9]);
-    option(&mut interface, 0, &[]);
-    block(out, 1, &interface);
-}
-
-fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
-    out.extend_from_slice(&code.to_le_bytes());
-    out.extend_from_slice(&(value.len() as u16).to_le_bytes());
-    out.extend_from_slice(value);
-    out.resize(out.len().next_multiple_of(4), 0);
-}
-
-fn block(out: &mut Vec<u8>, kind: u32, body: &[u8]) {
-    let total = (12 + body.len().next_multiple_of(4)) as u32;
-    out.extend_from_slice(&kind.to_le_bytes());
-    out.extend_from_slice(&total.to_le_bytes());
-    out.extend_from_slice(body);
-    out.resize(out.len() + body.len().next_multiple_of(4) - body.len(), 0);
-    out.extend_from_slice(&total.to_le_bytes());
-}
-
-fn packet_block(out: &mut Vec<u8>, interface: u32, capture_ns: i64, frame: &[u8]) {
-    let mut body = Vec::with_capacity(20 + frame.len());
-    let stamp = capture_ns as u64;
-    for word in [interface, (stamp >> 32) as u32, stamp as u32, frame.len() as u32, frame.len() as u32] {
-        body.extend_from_slice(&word.to_le_bytes());
+/// An interface for each side up to this one: it stands before the side's first packet.
+fn add_sides<W: Write>(writer: &mut PcapngWriter<W>, sides: &mut u8, side: Side) -> io::Result<()> {
+    while *sides <= side.0 {
+        writer.interface(InterfaceName { name: &format!("side {}", Side(*sides)), link: LinkType::Ethernet })?;
+        *sides += 1;
     }
-    body.extend_from_slice(frame);
-    block(out, 6, &body);
-}
-
-fn packet_record(out: &mut Vec<u8>, capture_ns: i64, frame: &[u8]) {
-    let seconds = capture_ns.div_euclid(1_000_000_000) as u32;
-    let nanos = capture_ns.rem_euclid(1_000_000_000) as u32;
-    for word in [seconds, nanos, frame.len() as u32, frame.len() as u32] {
-        out.extend_from_slice(&word.to_le_bytes());
-    }
-    out.extend_from_slice(frame);
-}
-
-/// A frame around one message: Ethernet, IPv4, UDP, the feed's header with count 1, the message.
-fn message_frame(out: &mut Vec<u8>, key: &str, found: &Found<'_>) {
-    let session = session_of(key).unwrap_or(SessionKey {
-        protocol: Protocol::MoldUdp64,
-        protocol_id: 0,
-        channel: 0,
-        session: SessionId([b' '; 10]),
-    });
-    let header_bytes = match session.protocol {
-        Protocol::IexTp => IEXTP_HEADER_BYTES,
-        Protocol::MoldUdp64 => MOLD_HEADER_BYTES,
-    };
-    let payload = header_bytes + 2 + found.body.len();
-    frame_head(out, found.header.side.0, payload);
-    let length = found.body.len() as u16;
-    match session.protocol {
-        Protocol::IexTp => {
-            iextp_header(out, &session, found);
-            out.extend_from_slice(&length.to_le_bytes());
-        }
-        Protocol::MoldUdp64 => {
-            out.extend_from_slice(&session.session.0);
-            out.extend_from_slice(&found.header.sequence.to_be_bytes());
-            out.extend_from_slice(&1u16.to_be_bytes());
-            out.extend_from_slice(&length.to_be_bytes());
-        }
-    }
-    out.extend_from_slice(found.body);
-}
-
-/// The 40 bytes of `spec/iex-tp.md`. The stream offset of a single message is not kept in the store: 0.
-fn iextp_header(out: &mut Vec<u8>, session: &SessionKey, found: &Found<'_>) {
-    let send_ns = if found.header.send_ns == NO_TIME { 0 } else { found.header.send_ns };
-    out.extend_from_slice(&[1, 0]);
-    out.extend_from_slice(&session.protocol_id.to_le_bytes());
-    out.extend_from_slice(&session.channel.to_le_bytes());
-    out.extend_from_slice(&session.session.as_u32().to_le_bytes());
-    out.extend_from_slice(&((2 + found.body.len()) as u16).to_le_bytes());
-    out.extend_from_slice(&1u16.to_le_bytes());
-    out.extend_from_slice(&0u64.to_le_bytes());
-    out.extend_from_slice(&found.header.sequence.to_le_bytes());
-    out.extend_from_slice(&send_ns.to_le_bytes());
+    Ok(())
 }
 
 /// Locally administered addresses and a group of the organisation-local scope (RFC 2365); the last byte is the side.
-fn frame_head(out: &mut Vec<u8>, side: u8, payload: usize) {
-    out.extend_from_slice(&[0x01, 0x00, 0x5e, 0x40, 0x00, 1 + side, 0x02, 0, 0, 0, 0, 1 + side, 0x08, 0x00]);
-    let total = (20 + 8 + payload).min(usize::from(u16::MAX)) as u16;
-    let mut ip = [0x45, 0, 0, 0, 0, 0, 0x40, 0, 1, 17, 0, 0, 10, 0, 0, 1 + side, 239, 192, 0, 1 + side];
-    ip[2..4].copy_from_slice(&total.to_be_bytes());
-    let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-    ip[10..12].copy_from_slice(&sum.to_be_bytes());
-    out.extend_from_slice(&ip);
-    for word in [PORT, PORT, total - 20, 0] {
-        out.extend_from_slice(&word.to_be_bytes());
+fn frame_of(side: Side) -> UdpHeader {
+    let last = 1 + side.0;
+    UdpHeader {
+        src_mac: [0x02, 0, 0, 0, 0, last],
+        vlan: VLAN_NONE,
+        src: Ipv4Addr::new(10, 0, 0, last),
+        dst: Ipv4Addr::new(239, 192, 0, last),
+        src_port: PORT,
+        dst_port: PORT,
+        identification: 0,
     }
-    debug_assert!(out.len() == FRAME_HEAD_BYTES);
+}
+
+/// The feed's header with count 1, and the message; false where no datagram can hold it. The stream offset of a single
+/// message is not kept in the store: 0.
+fn message_payload(out: &mut Vec<u8>, key: &str, found: &Found<'_>) -> bool {
+    let unknown = SessionId([b' '; 10]);
+    let unknown = SessionKey { protocol: Protocol::MoldUdp64, protocol_id: 0, channel: 0, session: unknown };
+    let session = session_of(key).unwrap_or(unknown);
+    if found.body.len() > UdpHeader::PAYLOAD_BYTES_MAX - iextp::HEADER_BYTES - 2 {
+        return false;
+    }
+    out.clear();
+    match session.protocol {
+        Protocol::IexTp => {
+            let header = iextp::Header {
+                version: iextp::VERSION,
+                reserved: 0,
+                protocol_id: session.protocol_id,
+                channel: session.channel,
+                session: session.session.as_u32(),
+                payload_length: (2 + found.body.len()) as u16,
+                count: 1,
+                offset: 0,
+                first: found.header.sequence,
+                send_ns: if found.header.send_ns == NO_TIME { 0 } else { found.header.send_ns },
+            };
+            out.extend_from_slice(&header.encode());
+            iextp::write_message(found.body, out);
+        }
+        Protocol::MoldUdp64 => {
+            let header = moldudp64::Header { session: session.session.0, sequence: found.header.sequence, count: 1 };
+            out.extend_from_slice(&header.encode());
+            moldudp64::write_message(found.body, out);
+        }
+    }
+    true
 }
 
 /// Reads a pcapng export back: packets in all and per interface. Stops with an error at anything that is not whole.
