@@ -150,10 +150,22 @@ impl CoreRing {
             result.map_err(|source| RingError::Io { what: "bound its workers", source })?;
         }
         if !io_cpus.is_empty() {
+            self.make_context()?;
+            let submitter = self.ring.submitter();
             let set = cpu_set(io_cpus).map_err(|source| RingError::Io { what: "name its workers' CPUs", source })?;
             let result = submitter.register_iowq_aff(&set);
             result.map_err(|source| RingError::Io { what: "bind its workers", source })?;
         }
+        Ok(())
+    }
+
+    /// One request there and back: the kernel makes the thread's io_uring context, which its io workers belong to, with
+    /// the first submission, and naming the workers' CPUs before it is EINVAL (seen on 6.18).
+    fn make_context(&mut self) -> Result<(), RingError> {
+        let failed = |source| RingError::Io { what: "make the thread's context", source };
+        self.push(opcode::Nop::new().build()).map_err(failed)?;
+        self.ring.submit_and_wait(1).map_err(failed)?;
+        self.ring.completion().next();
         Ok(())
     }
 
