@@ -203,6 +203,7 @@ impl Live {
 /// The arbiter of one feed.
 pub struct Arbiter {
     settings: ArbiterSettings,
+    doubt: Doubt,
     /// All sessions that there can be; the first `sessions_used` are in use.
     sessions: Vec<Live>,
     sessions_used: usize,
@@ -244,6 +245,7 @@ impl Arbiter {
             ended: SideSet::default(),
             deadline: i64::MAX,
             unattributed: Unattributed::default(),
+            doubt: settings.doubt(),
             settings,
         }
     }
@@ -297,7 +299,7 @@ impl Arbiter {
             self.unattributed.ends_of_session += 1;
             return self.touch(at, arrival.side, now, sink);
         }
-        match self.sessions[at].session.judge(arrival.side, &claim, &self.settings.doubt()) {
+        match self.sessions[at].session.judge(arrival.side, &claim, &self.doubt) {
             Verdict::Believe(place) => self.book(at, place, arrival, &claim, false, now, sink),
             Verdict::Doubt => self.keep(at, &arrival.segment, arrival.side, &claim),
             Verdict::Confirm => self.confirm(at, arrival, &claim, now, sink),
@@ -653,7 +655,7 @@ impl Arbiter {
             block: &block[..bytes],
         };
         let place = session.runs.place(claim);
-        if suspect.believed || !session.runs.doubted(place, claim, &self.settings.doubt()) {
+        if suspect.believed || !session.runs.doubted(place, claim, &self.doubt) {
             let arrival = Arrival { side: suspect.side, capture_ns: claim.capture_ns, segment };
             self.book(at, place, &arrival, claim, true, now, sink);
         } else {

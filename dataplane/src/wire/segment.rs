@@ -31,7 +31,8 @@ impl SessionId {
     /// A numeric (IEX-TP) session id.
     pub fn from_u32(id: u32) -> SessionId {
         let mut bytes = [0; 10];
-        bytes[..4].copy_from_slice(&id.to_le_bytes());
+        // One store of eight bytes: the id is compared at once, and a wider load than store stalls for some 4 ns.
+        bytes[..8].copy_from_slice(&u64::from(id).to_le_bytes());
         SessionId(bytes)
     }
 

@@ -400,9 +400,13 @@ impl Stream {
     #[inline]
     fn data<S: Sink>(&mut self, cx: &mut Context<'_, S>, delivery: Delivery<'_>) {
         let claim = delivery.claim;
-        let side = delivery.arrival.side;
-        let wins = self.sides[side.index()].wins;
         let mut at = claim.first;
+        // The commonest segment by far: the next one. The other common one is a duplicate from the slower side.
+        if at == self.next && self.index.held() == 0 && !self.starting {
+            self.through(cx, delivery, at);
+            return self.stamps(delivery, true);
+        }
+        let wins = self.sides[delivery.arrival.side.index()].wins;
         if at < self.next {
             let to = claim.end.min(self.next);
             self.below_next(cx, delivery, at, to);
@@ -425,18 +429,19 @@ impl Stream {
                 self.through(cx, delivery, at);
             }
         }
-        self.stamps(delivery, wins);
+        let won = self.sides[delivery.arrival.side.index()].wins > wins;
+        self.stamps(delivery, won);
     }
 
     /// Leads and message latency, once per segment.
     #[inline]
-    fn stamps(&mut self, delivery: Delivery<'_>, wins_before: u64) {
+    fn stamps(&mut self, delivery: Delivery<'_>, won: bool) {
         let (arrival, end) = (delivery.arrival, delivery.claim.end);
         let side = arrival.side;
         let recent = &mut self.recent[end as usize % RECENT];
         // An end fits 63 bits: the top one is lost to the side, which no real feed will see.
         let tag = end << 2 | u64::from(side.0);
-        if self.sides[side.index()].wins > wins_before {
+        if won {
             *recent = (tag, arrival.capture_ns);
             if let (Protocol::IexTp, Some(send_ns)) = (self.key.protocol, arrival.segment.send_ns)
                 && let Some(message_ns) = arrival.segment.messages().next().and_then(message_time)
@@ -460,6 +465,10 @@ impl Stream {
             let until = to.min(self.counts.base);
             self.counts.late += until - at;
             at = until;
+        }
+        if self.gaps.is_empty() && !self.gaps.truncated() {
+            self.counts.duplicate += to - at;
+            return;
         }
         while at < to {
             let (known, until) = self.gaps.known(at, to);
