@@ -30,6 +30,8 @@ const SYNC_TAG: u64 = 1 << 40;
 const TOLD_MAX: usize = 64;
 /// How often the clock's state is read: TAI − UTC changes at most twice a year, a step can come at any time.
 const CLOCK_EVERY_NS: i64 = 1_000_000_000;
+/// How long a full disk may hold up the stop; then what no write is out for is counted as lost for want of space.
+const GIVE_UP_NS: i64 = 3_000_000_000;
 /// How often counters and loss ranges are published while records flow.
 const PUBLISH_EVERY_NS: i64 = 20_000_000;
 
@@ -147,6 +149,7 @@ pub struct StoreWorker {
     tai_warned: bool,
     stopped: bool,
     closing: bool,
+    give_up_at: i64,
     closed: bool,
 }
 
@@ -187,6 +190,7 @@ impl StoreWorker {
             tai_warned: false,
             stopped: false,
             closing: false,
+            give_up_at: i64::MAX,
             closed: false,
             parts,
         })
@@ -479,7 +483,11 @@ impl StoreWorker {
     fn close_if_stopped(&mut self, now: i64) {
         if self.stopped && !self.closing && self.parts.inputs.iter().all(LinkReceiver::is_empty) {
             self.closing = true;
+            self.give_up_at = now + GIVE_UP_NS;
             self.writer.close(now);
+        }
+        if self.closing && !self.closed && now >= self.give_up_at {
+            self.writer.give_up(now);
         }
         if self.closing && !self.closed && self.writer.is_closed() {
             self.closed = true;
@@ -546,7 +554,8 @@ impl Worker for StoreWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        self.writer.deadline()
+        let give_up = (self.closing && !self.closed).then_some(self.give_up_at);
+        self.writer.deadline().into_iter().chain(give_up).min()
     }
 
     fn stop(&mut self, _turn: &mut Turn<'_>) {
