@@ -166,9 +166,9 @@ impl Run {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("it runs");
     }
 
-    /// Whether it has ended by itself.
-    pub fn ended(&mut self) -> bool {
-        self.child.try_wait().expect("a child of ours").is_some()
+    /// Its exit code, if it has ended by itself.
+    pub fn ended(&mut self) -> Option<i32> {
+        self.child.try_wait().expect("a child of ours").map(|status| status.code().unwrap_or(-1))
     }
 
     /// Kills it with SIGKILL.
@@ -299,8 +299,9 @@ pub fn check_store(report: &Value, directory: &Path) {
         let given_out: BTreeSet<u64> = all.difference(&gaps).copied().collect();
         let stored: BTreeSet<u64> = found.get(key).map(|bodies| bodies.keys().copied().collect()).unwrap_or_default();
         let mine = losses.iter().filter(|loss| loss["stream"] == key);
-        let lost: BTreeSet<u64> =
-            mine.flat_map(|loss| loss["first"].as_u64().expect("first")..=loss["last"].as_u64().expect("last")).collect();
+        let lost: BTreeSet<u64> = mine
+            .flat_map(|loss| loss["first"].as_u64().expect("first")..=loss["last"].as_u64().expect("last"))
+            .collect();
         assert!(stored.is_disjoint(&lost), "{key}: stored and lost at once");
         let both: BTreeSet<u64> = stored.union(&lost).copied().collect();
         let wrong: Vec<u64> = both.symmetric_difference(&given_out).copied().take(20).collect();

@@ -13,8 +13,8 @@ use sluice::sys::clock;
 use sluice::sys::nic::Interface;
 
 use super::appliance::{
-    CONTROL, Config, GROUP, PATIENCE, PORT, Player, Publisher, Run, check_sent, check_store, detached, done, emitted, get,
-    number, output, queues, read_rows, set, stored, streams, unhex, until, workspace,
+    CONTROL, Config, GROUP, PATIENCE, PORT, Player, Publisher, Run, check_identities, check_sent, check_store,
+    detached, done, emitted, get, number, output, queues, read_rows, set, stored, streams, unhex, until, workspace,
 };
 use crate::common::frames::{SERVICE, Udp, VLAN, ethernet, ipv4};
 use crate::common::netns::{self, Raw, Veth, command, ip};
@@ -40,8 +40,8 @@ fn at_a_hundred_thousand_packets_a_second_on_two_interfaces_everything_is_accoun
         session(directory, "60k");
         let run = Run::start(directory, &Config { sides: sides([&a, &b]), ..Config::default() });
         let pace = ["--rate", "100k"];
-        let players = [("a.pcap", &a), ("b.pcap", &b)]
-            .map(|(file, veth)| Player::start(directory, file, &veth.outside, &pace));
+        let players =
+            [("a.pcap", &a), ("b.pcap", &b)].map(|(file, veth)| Player::start(directory, file, &veth.outside, &pace));
         let sent = players.map(Player::sent);
         let report = run.stop();
         check_sent(&report, &a, sent[0]);
@@ -175,30 +175,167 @@ fn ipv4_ttl_1(body: &[u8], source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
     packet
 }
 
+/// Sends segments without a pause until it is dropped.
+struct Flood {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<u64>>,
+}
+
+impl Flood {
+    /// The same frames into every interface.
+    fn start(veths: &[&Veth]) -> Flood {
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        // A thread starts in its parent's namespace.
+        let senders: Vec<Raw> = veths.iter().map(|veth| Raw::sender(&veth.outside)).collect();
+        let asked = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let (mut publisher, mut sent) = (Publisher::new(7, 60), 0);
+            while !asked.load(std::sync::atomic::Ordering::Relaxed) {
+                let frame = publisher.frame(3);
+                senders.iter().for_each(|sender| sender.send(&frame));
+                sent += 1;
+            }
+            sent
+        });
+        Flood { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
 #[test]
-fn sigterm_under_traffic_drains_seals_and_detaches() {
+fn sigterm_under_full_traffic_drains_seals_and_detaches() {
+    netns::run(|| {
+        for mode in ["native", "generic"] {
+            let folder = workspace();
+            let directory = folder.path();
+            let (a, b) = (Veth::new(&format!("{mode}a"), 2, 1500), Veth::new(&format!("{mode}b"), 1, 1500));
+            let interface = format!("ring = 1024\nframes = 8192\nzero_copy = \"off\"\nmode = \"{mode}\"");
+            let config = Config { sides: sides([&a, &b]), interface: &interface, ..Config::default() };
+            let run = Run::start(directory, &config);
+            let flood = Flood::start(&[&a, &b]);
+            let status = run.until("traffic", |status| emitted(status) > 2_000);
+            assert_eq!(status["capture"]["interfaces"][0]["xdp"], mode);
+            // The program is taken off while frames come at full pace.
+            let report = run.stop();
+            drop(flood);
+            detached(&a.inside);
+            detached(&b.inside);
+            check_store(&report, directory);
+            let files: Vec<String> = std::fs::read_dir(directory.join("store"))
+                .expect("readable")
+                .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
+                .collect();
+            assert!(!files.iter().any(|name| name.ends_with(".partial")), "{files:?}");
+            let info: Value =
+                serde_json::from_str(&done(directory, &["store", "info", "store", "--json"])).expect("JSON");
+            let segments = info["segments"].as_array().expect("segments");
+            assert!(!segments.is_empty() && segments.iter().all(|segment| segment["sealed"] == true), "{info}");
+        }
+    });
+}
+
+#[test]
+fn frames_of_several_buffers_are_captured_and_raw_frames_are_kept_as_they_came() {
     netns::run(|| {
         let folder = workspace();
         let directory = folder.path();
-        let (a, b) = (Veth::new("a", 2, 1500), Veth::new("b", 1, 1500));
-        session(directory, "40k");
-        let run = Run::start(directory, &Config { sides: sides([&a, &b]), ..Config::default() });
-        let players = [("a.pcap", &a), ("b.pcap", &b)]
-            .map(|(file, veth)| Player::start(directory, file, &veth.outside, &["--rate", "10k"]));
-        run.until("traffic", |status| emitted(status) > 2_000);
+        let veth = Veth::new("v", 1, 9000);
+        let config = Config { sides: sides([&veth]), feed: "link = 1024\nrecord = \"both\"", ..Config::default() };
+        let run = Run::start(directory, &config);
+        let (sender, mut publisher) = (Raw::sender(&veth.outside), Publisher::new(7, 1000));
+        let mut frames: Vec<Vec<u8>> = (0..20).map(|index| publisher.frame(1 + index % 8)).collect();
+        // No segment: kept raw all the same.
+        frames.push(Udp::to(GROUP, PORT, b"this is no segment").frame());
+        frames.iter().for_each(|frame| sender.send(frame));
+        let end = publisher.next;
+        run.until("captured", |status| emitted(status) == end - 1);
         let report = run.stop();
-        detached(&a.inside);
-        detached(&b.inside);
-        check_store(&report, directory);
-        drop(players);
-        let files: Vec<String> = std::fs::read_dir(directory.join("store"))
-            .expect("readable")
-            .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
-            .collect();
-        assert!(!files.iter().any(|name| name.ends_with(".partial")), "{files:?}");
-        let info: Value = serde_json::from_str(&done(directory, &["store", "info", "store", "--json"])).expect("JSON");
-        let segments = info["segments"].as_array().expect("segments");
-        assert!(!segments.is_empty() && segments.iter().all(|segment| segment["sealed"] == true), "{info}");
+        check_sent(&report, &veth, 21);
+        assert_eq!(report["capture"]["interfaces"][0]["multi_buffer"], true);
+        let rows = done(directory, &["store", "query", "store", "--format", "jsonl"]);
+        let bodies = read_rows(&rows).into_values().next().expect("one stream");
+        assert!(bodies.keys().copied().eq(1..end));
+        assert!(bodies.iter().all(|(&sequence, body)| *body == Publisher::body(sequence, 1000)));
+        let rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let raw: Vec<Vec<u8>> =
+            rows.filter(|row| row["kind"] == "raw").map(|row| unhex(row["body"].as_str().expect("a body"))).collect();
+        assert_eq!(raw.len(), frames.len());
+        assert!(raw == frames, "the raw frames are the sent ones, in order");
+    });
+}
+
+#[test]
+fn an_interface_that_goes_away_ends_the_process_with_a_reason() {
+    netns::run(|| {
+        let folder = workspace();
+        let veth = Veth::new("v", 1, 1500);
+        let mut run = Run::start(folder.path(), &Config { sides: sides([&veth]), ..Config::default() });
+        let (sender, mut publisher) = (Raw::sender(&veth.outside), Publisher::new(7, 60));
+        (0..10).for_each(|_| sender.send(&publisher.frame(1)));
+        run.until("captured", |status| emitted(status) == 10);
+        ip(&format!("link del {}", veth.outside));
+        let code = until("it ends", || run.ended());
+        assert_eq!(code, 4, "{}", run.log());
+        assert!(
+            run.log().contains("interface \\\"vi\\\" is gone") || run.log().contains("\"vi\" is gone"),
+            "{}",
+            run.log()
+        );
+        // What came before is in the store, sealed.
+        assert_eq!(stored(folder.path(), "store").values().next().map(|bodies| bodies.len()), Some(10));
+    });
+}
+
+#[test]
+fn hardware_filters_are_opened_as_configured_and_closed_at_the_end() {
+    netns::run(|| {
+        let veth = Veth::new("v", 1, 1500);
+        let counts = || {
+            let told: Value = serde_json::from_str(&command("ip", "-d -j link show vi")).expect("JSON");
+            (told[0]["promiscuity"].as_u64().unwrap_or(0), told[0]["allmulti"].as_u64().unwrap_or(0))
+        };
+        for (setting, expected) in [("off", (0, 0)), ("all_multicast", (0, 1)), ("on", (1, 0))] {
+            let folder = workspace();
+            let interface = format!("ring = 1024\nframes = 8192\nzero_copy = \"off\"\npromiscuous = \"{setting}\"");
+            let config = Config { sides: sides([&veth]), interface: &interface, ..Config::default() };
+            let run = Run::start(folder.path(), &config);
+            assert_eq!(counts(), expected, "{setting}");
+            run.stop();
+            assert_eq!(counts(), (0, 0), "after {setting}");
+        }
+    });
+}
+
+#[test]
+fn the_checks_of_these_tests_can_fail() {
+    netns::run(|| {
+        let folder = workspace();
+        let directory = folder.path();
+        let veth = Veth::new("v", 1, 1500);
+        let run = Run::start(directory, &Config { sides: sides([&veth]), ..Config::default() });
+        let (sender, mut publisher) = (Raw::sender(&veth.outside), Publisher::new(7, 60));
+        (0..10).for_each(|_| sender.send(&publisher.frame(1)));
+        run.until("captured", |status| emitted(status) == 10);
+        let report = run.stop();
+        let fails = |check: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err();
+        assert!(!fails(&|| check_store(&report, directory)) && !fails(&|| check_sent(&report, &veth, 10)));
+        assert!(fails(&|| check_sent(&report, &veth, 11)));
+        let changed = |pointer: &str, value: Value| {
+            let mut report = report.clone();
+            *report.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value;
+            report
+        };
+        let stream = "/capture/feeds/0/report/streams/0";
+        assert!(fails(&|| check_identities(&changed("/capture/conservation/0/residue", 1.into()))));
+        assert!(fails(&|| check_store(&changed(&format!("{stream}/frontier"), 12.into()), directory)));
+        assert!(fails(&|| check_store(&changed(&format!("{stream}/gaps"), serde_json::json!([[3, 3]])), directory)));
+        assert!(fails(&|| check_store(&changed("/stores/0/stored", 9.into()), directory)));
     });
 }
 
@@ -226,7 +363,8 @@ fn after_kill_9_nothing_is_attached_and_the_torn_store_needs_no_operator() {
         run.kill();
         detached(&veth.inside);
         // What a cut during the last write leaves: the last block's second half is missing.
-        let entry = std::fs::read_dir(directory.join("store")).expect("readable").map(|entry| entry.expect("entry").path());
+        let entry =
+            std::fs::read_dir(directory.join("store")).expect("readable").map(|entry| entry.expect("entry").path());
         let torn = entry.filter(|path| path.to_string_lossy().contains(".partial")).min().expect("an open segment");
         let mut bytes = std::fs::read(&torn).expect("readable");
         let end = written_end(&bytes);
@@ -296,7 +434,7 @@ fn a_stopped_process_loses_what_it_counts_and_goes_on_by_itself() {
         run.until("it captures what comes now", |status| {
             streams(status).first().is_some_and(|stream| number(stream, "frontier") > resumed + (end - resumed) / 2)
         });
-        assert!(!run.ended(), "it must not end itself: {}", run.log());
+        assert!(run.ended().is_none(), "it must not end itself: {}", run.log());
         let report = run.stop();
         let lost = queues(&report, &veth.inside, "rx_ring_full") + queues(&report, &veth.inside, "rx_dropped");
         assert!(lost > 0, "2 s of 2,000 packets a second do not fit 256 descriptors: {report}");
@@ -447,7 +585,9 @@ fn retention_by_size_deletes_the_oldest_only() {
                 sender.send(&publisher.frame(1));
                 clock::sleep(Duration::from_micros(50));
             }
-            run.until("captured", |status| streams(status).first().is_some_and(|s| number(s, "frontier") > burst * 900));
+            run.until("captured", |status| {
+                streams(status).first().is_some_and(|s| number(s, "frontier") > burst * 900)
+            });
         }
         run.until("removed", |status| status["stores"][0]["told"].to_string().contains("removed"));
         let report = run.stop();
@@ -494,7 +634,10 @@ fn stat_metrics_and_health_tell_of_a_running_appliance() {
             assert!(value.parse::<f64>().is_ok(), "the value of {line}");
             let (name, labels) = sample.split_once('{').unwrap_or_else(|| (sample, "}"));
             assert!(name.starts_with("sluice_") && labels.ends_with('}'), "{line}");
-            assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'), "{line}");
+            assert!(
+                name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'),
+                "{line}"
+            );
             names.insert(name.to_owned());
         }
         for name in ["capture_frames_total", "capture_xdp_frames_total", "store_stored_records_total"] {

@@ -133,6 +133,36 @@ fn hardware_stamps_are_refused_by_check_and_by_run() {
 }
 
 #[test]
+fn a_second_capture_of_the_same_interface_is_refused_and_the_first_goes_on() {
+    netns::run(|| {
+        let (folder, second) = (workspace(), workspace());
+        let veth = Veth::new("v", 1, 1500);
+        let run = Run::start(folder.path(), &on(&veth.inside));
+        let config = Config { control: "listen = \"127.0.0.1:9481\"", ..on(&veth.inside) };
+        refused(second.path(), &config, 4, &["\"vi\"", "stop"]);
+        // And the same store is not opened twice.
+        let config = config.write(folder.path());
+        let done = output(folder.path(), &["run", config, "--for", "5s"]);
+        assert_eq!(done.status.code(), Some(4), "{}", String::from_utf8_lossy(&done.stderr));
+        let (sender, mut publisher) = (Raw::sender(&veth.outside), Publisher::new(9, 60));
+        (0..10).for_each(|_| sender.send(&publisher.frame(1)));
+        run.until("captured", |status| emitted(status) == 10);
+        run.stop();
+    });
+}
+
+#[test]
+fn a_control_address_in_use_is_refused_and_nothing_stays_attached() {
+    netns::run(|| {
+        let folder = workspace();
+        let veth = Veth::new("v", 1, 1500);
+        let _taken = std::net::TcpListener::bind(super::appliance::CONTROL).expect("free in this namespace");
+        refused(folder.path(), &on(&veth.inside), 4, &["127.0.0.1:9480"]);
+        super::appliance::detached(&veth.inside);
+    });
+}
+
+#[test]
 fn without_capabilities_the_missing_ones_are_named() {
     netns::run(|| {
         let folder = workspace();
