@@ -182,3 +182,37 @@ fn a_look_says_what_it_needs() {
         refused(&["gaps", "--interface", "vi", "--group", &group], 2, "--force");
     });
 }
+
+#[cfg(feature = "libpcap")]
+#[test]
+fn a_look_through_libpcap_finds_the_same_gaps_tagged_or_not() {
+    netns::run(|| {
+        let folder = workspace();
+        let directory = folder.path();
+        session(directory);
+        let veth = Veth::new("v", 1, 1500);
+        let group = format!("{GROUP}:{PORT}");
+        let args = ["feed", "gaps", "--interface", "vi", "--source", "libpcap", "--group", &group, "--json"];
+        let mut command = sluice(directory, &args);
+        let look = Look(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts"));
+        until("it listens", || {
+            let sockets = std::fs::read_to_string("/proc/thread-self/net/packet").expect("readable");
+            (sockets.lines().count() > 1).then_some(())
+        });
+        settle();
+        Player::start(directory, "a.pcap", &veth.outside, &["--rate", "2k"]).sent();
+        let sender = Raw::sender(&veth.outside);
+        use crate::common::frames::{SERVICE, Udp, VLAN};
+        for tags in [vec![(VLAN, 7)], vec![(SERVICE, 7), (VLAN, 8)]] {
+            sender.send(&Udp { tags, ..Udp::to(GROUP, PORT, b"no segment") }.frame());
+        }
+        sender.send(&Udp::to(GROUP, PORT + 1, b"another port").frame());
+        settle();
+        let (out, told, exit) = look.end();
+        let live: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{told}"));
+        let file: Value = serde_json::from_str(&done(directory, &["feed", "gaps", "a.pcap", "--json"])).expect("JSON");
+        assert_eq!(exit, Some(0), "{told}");
+        assert_eq!(live["streams"], file["streams"]);
+        assert_eq!(live["frames"]["read"].as_u64(), file["frames"]["read"].as_u64().map(|read| read + 2), "{live}");
+    });
+}
