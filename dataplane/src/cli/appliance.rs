@@ -13,7 +13,7 @@ use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
 use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
 use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind};
 use crate::runtime::control::ControlServer;
-use crate::runtime::launch::{CorePlan, Launched, launch};
+use crate::runtime::launch::{CorePlan, Launched, Pulse, launch};
 use crate::runtime::link::Doorbell;
 use crate::runtime::worker::Worker;
 use crate::store::StampSource;
@@ -125,7 +125,7 @@ impl Appliance {
     /// Waits for a reason to end.
     pub fn run(&self, signals: &Signals, bound: Option<Duration>) -> Ending {
         let end = bound.map(|bound| clock::monotonic_ns() + bound.as_nanos() as i64);
-        let mut watchdog = Watchdog::new(self.stall);
+        let mut watchdog = Watchdog::new(self.stall, clock::monotonic_ns());
         let mut links = LinkWatcher::open().ok();
         loop {
             match signals.wait(LOOK_EVERY) {
@@ -141,7 +141,9 @@ impl Appliance {
             if let Some(fault) = self.launched.fault() {
                 return Ending::Fault(fault);
             }
-            if let Some(core) = watchdog.stalled(&self.launched) {
+            let pulses = self.launched.pulses();
+            if let Some(core) = watchdog.stalled(pulses.iter().map(Pulse::rounds), clock::monotonic_ns()) {
+                let core = &pulses[core].name;
                 return Ending::Fault(format!("core \"{core}\" made no round for {:?}", self.stall));
             }
             if end.is_some_and(|end| clock::monotonic_ns() >= end) {
@@ -194,31 +196,33 @@ impl Appliance {
     }
 }
 
+/// Finds cores that make no round. Its time is the control thread's own waking time: while the process is stopped as a
+/// whole (SIGSTOP, a suspended machine) nothing of it passes, so that the cores are not blamed when they go on.
 struct Watchdog {
     stall_ns: i64,
+    looked_ns: i64,
+    awake_ns: i64,
     seen: Vec<(u64, i64)>,
 }
 
+/// Most waking time between two looks: twice what the control loop waits. The rest was a stop.
+const AWAKE_NS_MAX: i64 = 2 * LOOK_EVERY.as_nanos() as i64;
+
 impl Watchdog {
-    fn new(stall: Duration) -> Watchdog {
-        Watchdog { stall_ns: stall.as_nanos() as i64, seen: Vec::new() }
+    fn new(stall: Duration, now_ns: i64) -> Watchdog {
+        Watchdog { stall_ns: stall.as_nanos() as i64, looked_ns: now_ns, awake_ns: 0, seen: Vec::new() }
     }
 
     /// The first core that has made no round for the bound.
-    fn stalled(&mut self, launched: &Launched) -> Option<String> {
-        let now = clock::monotonic_ns();
-        self.seen.resize(launched.pulses().len(), (u64::MAX, now));
-        for (pulse, seen) in launched.pulses().iter().zip(&mut self.seen) {
-            let rounds = pulse.rounds();
-            // After a SIGSTOP of the whole process this thread was stopped too: its own pause is no core's stall.
+    fn stalled(&mut self, rounds: impl ExactSizeIterator<Item = u64>, now_ns: i64) -> Option<usize> {
+        self.awake_ns += (now_ns - self.looked_ns).min(AWAKE_NS_MAX);
+        self.looked_ns = now_ns;
+        self.seen.resize(rounds.len(), (u64::MAX, self.awake_ns));
+        for (core, (rounds, seen)) in rounds.zip(&mut self.seen).enumerate() {
             if rounds != seen.0 {
-                *seen = (rounds, now);
-            } else if now - seen.1 > self.stall_ns {
-                if now - seen.1 > 2 * self.stall_ns {
-                    *seen = (rounds, now);
-                    continue;
-                }
-                return Some(pulse.name.clone());
+                *seen = (rounds, self.awake_ns);
+            } else if self.awake_ns - seen.1 > self.stall_ns {
+                return Some(core);
             }
         }
         None
@@ -489,5 +493,38 @@ impl Source for Stores {
 
     fn status(&self) -> (&'static str, Value) {
         ("stores", json!(self.0.iter().map(|store| store.status()).collect::<Vec<_>>()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    /// Looks every 100 ms at a core whose rounds are `rounds(now)`; when it is reported, s.
+    fn reported(looks: impl Iterator<Item = i64>, rounds: impl Fn(i64) -> u64) -> Option<i64> {
+        let mut watchdog = Watchdog::new(Duration::from_secs(10), 0);
+        looks
+            .into_iter()
+            .find(|&now| watchdog.stalled([rounds(now)].into_iter(), now).is_some())
+            .map(|now| now / SECOND)
+    }
+
+    #[test]
+    fn a_stalled_core_is_reported_and_a_stop_of_the_whole_process_is_not() {
+        let every = |from: i64, to: i64| (from * 10..to * 10).map(|tenth| tenth * SECOND / 10);
+        assert_eq!(reported(every(0, 60), |now| now as u64), None, "it goes on");
+        assert_eq!(reported(every(0, 60), |now| now.min(5 * SECOND) as u64), Some(15), "it stalls at 5 s");
+        // Stopped from 5 s to 5 s + n: no look, and no round until 0.2 s after that.
+        for stopped in [1, 9, 10, 11, 15, 19, 20, 21, 3600] {
+            let back = (5 + stopped) * SECOND;
+            let rounds = |now: i64| if now < back + SECOND / 5 { now.min(5 * SECOND) } else { now };
+            let looks = every(0, 5).chain(every(5 + stopped, 65 + stopped));
+            assert_eq!(reported(looks, |now| rounds(now) as u64), None, "stopped for {stopped} s");
+        }
+        // And a core that does not come back after a stop is still found.
+        let looks = every(0, 5).chain(every(35, 95));
+        assert_eq!(reported(looks, |now| now.min(5 * SECOND) as u64), Some(45), "stalled since the stop");
     }
 }

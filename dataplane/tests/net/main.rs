@@ -5,7 +5,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod appliance;
 mod capture;
+mod live;
 mod play;
+mod refusals;
 mod verdicts;
 mod xsk;

@@ -1,13 +1,15 @@
 //! `sluice feed decode`: Decode every message of a capture, one row a message.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, StdoutLock, Write};
+use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::live::{self, LiveArgs, LiveReport, Seen};
 use crate::capture::source::file::{FileSource, SourceError};
 use crate::cli::{Exit, Failure, Outcome};
 use crate::feed::rows::{Decoder, RowFormat};
-use crate::wire::packet::PacketReason;
+use crate::wire::packet::{LinkType, PacketReason};
 use crate::wire::segment::{Protocol, SegmentError};
 
 /// Rows are handed to standard output in pieces of about this size: one system call for some thousand rows.
@@ -19,7 +21,11 @@ const PROGRESS_PACKETS: u64 = 4_096;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The capture: pcap or pcapng, plain, gzip or zstd; `-` reads standard input.
-    pub file: String,
+    #[arg(required_unless_present = "interface", conflicts_with_all = ["interface", "source", "groups", "bound", "promiscuous", "replace", "force"])]
+    pub file: Option<String>,
+    /// A live look in place of a file.
+    #[command(flatten)]
+    pub live: LiveArgs,
     /// How rows are written. The columns are the same in both.
     #[arg(long, value_enum, default_value_t = Format::Csv)]
     pub format: Format,
@@ -49,7 +55,6 @@ pub enum Transport {
 
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
-    let mut source = FileSource::open(&args.file)?;
     let format = match args.format {
         Format::Csv => RowFormat::Csv,
         Format::Jsonl => RowFormat::Jsonl,
@@ -58,41 +63,111 @@ pub fn run(args: Args) -> Outcome {
         Transport::IexTp => Protocol::IexTp,
         Transport::MoldUdp64 => Protocol::MoldUdp64,
     };
-    let mut decoder = Decoder::new(protocol, format);
-    match decode(&mut source, &mut decoder) {
-        Ok(()) => Ok(report(&source, &decoder)),
+    // A file that cannot be opened is said before the header line.
+    let source = args.file.as_deref().map(FileSource::open).transpose()?;
+    let mut rows = Rows::new(Decoder::new(protocol, format));
+    let ended = match source {
+        Some(source) => decode_file(source, &mut rows),
+        None => decode_live(&args.live, &mut rows),
+    };
+    match ended {
+        Ok(exit) => Ok(exit),
         // Who reads the rows has seen enough (`| head`).
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
         Err(Stop::Output(error)) => Err(Failure::host(format!("standard output: {error}"))),
-        Err(Stop::Source(error)) => Err(error.into()),
+        Err(Stop::Refused(failure)) => Err(failure),
     }
 }
 
 /// What ends a decode early.
 enum Stop {
-    Source(SourceError),
+    Refused(Failure),
     Output(io::Error),
 }
 
-fn decode(source: &mut FileSource, decoder: &mut Decoder) -> Result<(), Stop> {
-    let bar = progress_bar(source.progress().1);
-    let mut output = io::stdout().lock();
-    let mut rows = Vec::with_capacity(2 * OUTPUT_BYTES);
-    decoder.header(&mut rows);
-    while let Some(packet) = source.next().map_err(Stop::Source)? {
-        let index = packet.index;
-        decoder.frame(index, packet.data, packet.link, &mut rows);
-        if rows.len() >= OUTPUT_BYTES {
-            output.write_all(&rows).map_err(Stop::Output)?;
-            rows.clear();
+impl From<SourceError> for Stop {
+    fn from(error: SourceError) -> Stop {
+        Stop::Refused(error.into())
+    }
+}
+
+/// Rows on their way to standard output.
+struct Rows {
+    decoder: Decoder,
+    output: StdoutLock<'static>,
+    waiting: Vec<u8>,
+}
+
+impl Rows {
+    fn new(decoder: Decoder) -> Rows {
+        let mut waiting = Vec::with_capacity(2 * OUTPUT_BYTES);
+        decoder.header(&mut waiting);
+        Rows { decoder, output: io::stdout().lock(), waiting }
+    }
+
+    fn frame(&mut self, index: u64, data: &[u8], link: LinkType) -> Result<(), Stop> {
+        self.decoder.frame(index, data, link, &mut self.waiting);
+        if self.waiting.len() >= OUTPUT_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), Stop> {
+        if !self.waiting.is_empty() {
+            self.output.write_all(&self.waiting).and_then(|()| self.output.flush()).map_err(Stop::Output)?;
+            self.waiting.clear();
         }
+        Ok(())
+    }
+}
+
+fn decode_file(mut source: FileSource, rows: &mut Rows) -> Result<Exit, Stop> {
+    let bar = progress_bar(source.progress().1);
+    while let Some(packet) = source.next()? {
+        let index = packet.index;
+        rows.frame(index, packet.data, packet.link)?;
         if index % PROGRESS_PACKETS == 0 {
             bar.set_position(source.progress().0);
         }
     }
     bar.finish_and_clear();
-    output.write_all(&rows).map_err(Stop::Output)?;
-    output.flush().map_err(Stop::Output)
+    rows.flush()?;
+    let name = source.name();
+    for damage in source.damage() {
+        eprintln!("sluice: {name}: damage at offset {}: {}", damage.offset, damage.what);
+    }
+    let untold = source.damage_count() - source.damage().len() as u64;
+    if untold > 0 {
+        eprintln!("sluice: {name}: {untold} more places of damage");
+    }
+    let exit = report(name, &rows.decoder);
+    Ok(if source.damage_count() > 0 { Exit::Damage } else { exit })
+}
+
+/// Rows of a live look are shown as soon as nothing more waits to be decoded.
+fn decode_live(args: &LiveArgs, rows: &mut Rows) -> Result<Exit, Stop> {
+    let (mut index, mut stopped) = (0, None);
+    let mut take = |seen: Seen<'_>| {
+        let done = match seen {
+            Seen::Frame { data, link, .. } => {
+                index += 1;
+                rows.frame(index - 1, data, link)
+            }
+            Seen::Quiet => rows.flush(),
+        };
+        match done {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(stop) => {
+                stopped = Some(stop);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let looked: LiveReport = live::look(args, &mut take).map_err(Stop::Refused)?;
+    if let Some(stop) = stopped {
+        return Err(stop);
+    }
+    rows.flush()?;
+    let (exit, lost) = (report(&looked.interface, &rows.decoder), looked.print_lost());
+    Ok(if lost == Exit::Done { exit } else { lost })
 }
 
 /// A bar over the packed bytes: only where a person looks on and the rows go elsewhere.
@@ -107,16 +182,8 @@ fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
     }
 }
 
-/// Tells on standard error what could not be made rows of; the exit says whether there was any damage.
-fn report(source: &FileSource, decoder: &Decoder) -> Exit {
-    let name = source.name();
-    for damage in source.damage() {
-        eprintln!("sluice: {name}: damage at offset {}: {}", damage.offset, damage.what);
-    }
-    let untold = source.damage_count() - source.damage().len() as u64;
-    if untold > 0 {
-        eprintln!("sluice: {name}: {untold} more places of damage");
-    }
+/// Tells on standard error what could not be made rows of; the exit says whether messages were damaged.
+fn report(name: &str, decoder: &Decoder) -> Exit {
     let counts = decoder.counts();
     let damaged_frames = [PacketReason::Truncated, PacketReason::BadLength, PacketReason::BadHeader];
     for reason in damaged_frames.into_iter().chain([PacketReason::Fragment]) {
@@ -140,7 +207,7 @@ fn report(source: &FileSource, decoder: &Decoder) -> Exit {
     if counts.segments + counts.heartbeats == 0 {
         eprintln!("sluice: {name}: no segment in {} frames: is --protocol right?", counts.frames);
     }
-    if source.damage_count() > 0 || counts.short > 0 { Exit::Damage } else { Exit::Done }
+    if counts.short > 0 { Exit::Damage } else { Exit::Done }
 }
 
 impl From<SourceError> for Failure {

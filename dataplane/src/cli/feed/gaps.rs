@@ -1,12 +1,16 @@
 //! `sluice feed gaps`: Report gaps, duplicates and reordering of every stream in capture files.
 
+use std::ops::ControlFlow;
+
 use serde::Serialize;
 
+use super::live::{self, LiveArgs, LiveReport, Seen};
 use super::segments::{self, FileDamage, Frames, PROGRESS_PACKETS, Transport};
-use crate::capture::source::file::FileSource;
+use crate::capture::source::file::{FileSource, SourceError};
 use crate::cli::{Exit, Outcome};
 use crate::feed::gap::{GapScanner, GapSettings, StreamGaps};
 use crate::feed::intervals::Range;
+use crate::wire::packet::LinkType;
 
 /// Gap ranges that the table lists per stream; `--json` lists all.
 const RANGES_TOLD: usize = 5;
@@ -18,8 +22,11 @@ pub struct Args {
     ///
     /// Several files are read as one: the second goes on where the first ends. Gaps are a finding, not a failure: the
     /// exit code is 0 with gaps and without, and 3 when a file is damaged.
-    #[arg(required = true)]
+    #[arg(value_name = "FILE", required_unless_present = "interface", conflicts_with_all = ["interface", "source", "groups", "bound", "promiscuous", "replace", "force"])]
     pub files: Vec<String>,
+    /// A live look in place of files.
+    #[command(flatten)]
+    pub live: LiveArgs,
     /// One JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -37,31 +44,60 @@ struct Report {
     streams: Vec<StreamGaps>,
     frames: Frames,
     damage: Vec<FileDamage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live: Option<LiveReport>,
+}
+
+/// What is found as the frames go by.
+struct Scan {
+    scanner: GapScanner,
+    frames: Frames,
+    protocol: Transport,
+}
+
+impl Scan {
+    fn frame(&mut self, data: &[u8], link: LinkType, capture_ns: i64) {
+        if let Some(segment) = self.frames.segment(data, link, self.protocol) {
+            self.scanner.on_segment(&segment, capture_ns);
+        }
+    }
+
+    /// Every frame of one file; its damage.
+    fn file(&mut self, file: &str) -> Result<Vec<FileDamage>, SourceError> {
+        let mut source = FileSource::open(file)?;
+        let bar = segments::progress_bar(source.progress().1);
+        while let Some(packet) = source.next()? {
+            let index = packet.index;
+            self.frame(packet.data, packet.link, packet.capture_ns);
+            if index % PROGRESS_PACKETS == 0 {
+                bar.set_position(source.progress().0);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(segments::damage_of(&source))
+    }
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let mut settings = GapSettings::default();
     settings.doubt.jump_max = args.jump_max;
-    let mut scanner = GapScanner::new(settings);
-    let (mut frames, mut damage) = (Frames::default(), Vec::new());
-    for file in &args.files {
-        let mut source = FileSource::open(file)?;
-        let bar = segments::progress_bar(source.progress().1);
-        while let Some(packet) = source.next()? {
-            let index = packet.index;
-            if let Some(segment) = frames.segment(packet.data, packet.link, args.protocol) {
-                scanner.on_segment(&segment, packet.capture_ns);
+    let mut scan = Scan { scanner: GapScanner::new(settings), frames: Frames::default(), protocol: args.protocol };
+    let (mut live, mut damage) = (None, Vec::new());
+    if args.live.interface.is_some() {
+        live = Some(live::look(&args.live, &mut |seen| {
+            if let Seen::Frame { data, link, capture_ns } = seen {
+                scan.frame(data, link, capture_ns);
             }
-            if index % PROGRESS_PACKETS == 0 {
-                bar.set_position(source.progress().0);
-            }
-        }
-        bar.finish_and_clear();
-        damage.extend(segments::damage_of(&source));
+            ControlFlow::Continue(())
+        })?);
     }
+    for file in &args.files {
+        damage.extend(scan.file(file)?);
+    }
+    let Scan { mut scanner, frames, .. } = scan;
     scanner.finish();
-    let report = Report { streams: scanner.streams(), frames, damage };
+    let report = Report { streams: scanner.streams(), frames, damage, live };
     if args.json {
         println!("{}", serde_json::to_string(&report).expect("a report is plain data"));
     } else {
@@ -69,7 +105,8 @@ pub fn run(args: Args) -> Outcome {
         segments::print_damage(&report.damage);
     }
     print_rejected(&scanner);
-    Ok(if report.damage.is_empty() { Exit::Done } else { Exit::Damage })
+    let exit = report.live.as_ref().map_or(Exit::Done, LiveReport::print_lost);
+    Ok(if report.damage.is_empty() { exit } else { Exit::Damage })
 }
 
 fn print_table(report: &Report) {

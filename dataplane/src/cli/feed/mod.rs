@@ -8,6 +8,7 @@ pub mod arbitrate;
 pub mod decode;
 pub mod gaps;
 pub mod generate;
+pub mod live;
 pub mod play;
 pub mod replay;
 pub(crate) mod segments;
