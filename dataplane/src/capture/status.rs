@@ -329,7 +329,7 @@ impl Source for CaptureStatus {
     }
 }
 
-const QUEUE_TOTALS: [(&str, QueueCounter); 10] = [
+const QUEUE_TOTALS: [(&str, QueueCounter); 11] = [
     ("received", QueueCounter::Received),
     ("bytes", QueueCounter::Bytes),
     ("data_segments", QueueCounter::DataSegments),
@@ -340,6 +340,7 @@ const QUEUE_TOTALS: [(&str, QueueCounter); 10] = [
     ("rx_ring_full", QueueCounter::RxRingFull),
     ("fill_ring_empty", QueueCounter::FillRingEmpty),
     ("frames_home", QueueCounter::FramesHome),
+    ("raw_link_full", QueueCounter::RawLinkFull),
 ];
 
 fn queue_json(queue: &QueueView) -> Value {
