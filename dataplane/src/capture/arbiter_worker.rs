@@ -1,5 +1,6 @@
 //! The arbiter worker: one feed. Takes frames from its queues, arbitrates, hands messages to the store.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -116,6 +117,8 @@ pub struct ArbiterWorker {
     desk: Arc<ReportDesk>,
     report_at: i64,
     stopped: bool,
+    /// Every side's input has ended and the machine has given out all that it held.
+    ended: bool,
     finished: bool,
     packet_time: i64,
 }
@@ -132,6 +135,8 @@ struct Outlet {
     copy_returns: LinkReceiver<FrameToken>,
     counters: CounterWriter<ArbiterCounter>,
     losses: LinkSender<Loss>,
+    /// Events that found the store link full. Nothing passes them: the store must know a stream before its messages.
+    unsent: VecDeque<Handoff<FrameToken>>,
     open_loss: Option<Loss>,
     /// Where the block of the arrival that is being processed lies in its packet.
     block_offset: u32,
@@ -176,6 +181,8 @@ impl ArbiterWorker {
             copy_returns: parts.copy_returns,
             counters: parts.counters,
             losses: parts.losses,
+            // A stream begins once and ends once.
+            unsent: VecDeque::with_capacity(2 * parts.arbiter.settings().streams_max),
             open_loss: None,
             block_offset: 0,
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
@@ -192,6 +199,7 @@ impl ArbiterWorker {
             desk: parts.desk,
             report_at: 0,
             stopped: false,
+            ended: false,
             finished: false,
             packet_time: 0,
         }
@@ -242,11 +250,18 @@ impl ArbiterWorker {
         if !self.stopped || self.finished || !self.inputs.iter().all(LinkReceiver::is_empty) {
             return;
         }
-        let now = if self.time == TimeSource::Live { now } else { self.packet_time };
-        self.arbiter.finish(now, &mut self.outlet);
-        self.outlet.pass_on(&self.areas);
+        if !self.ended {
+            let now = if self.time == TimeSource::Live { now } else { self.packet_time };
+            self.arbiter.finish(now, &mut self.outlet);
+            self.outlet.pass_on(&self.areas);
+            self.ended = true;
+        }
+        let sent = self.outlet.send_events();
         if let Some(store) = &mut self.outlet.store {
             store.flush();
+        }
+        if !sent {
+            return;
         }
         self.outlet.close_loss();
         self.desk.put(self.arbiter.report());
@@ -328,8 +343,10 @@ impl Outlet {
         if !self.raw {
             return self.release(token);
         }
-        let Some(store) = &mut self.store else { return self.release(token) };
-        match store.push(Handoff::Frame { token, side, messages: None, raw: true }) {
+        if self.store.is_none() {
+            return self.release(token);
+        }
+        match self.push(Handoff::Frame { token, side, messages: None, raw: true }) {
             Ok(()) => self.counters.add(ArbiterCounter::HandedRaw, 1),
             Err(Handoff::Frame { token, .. }) => {
                 self.counters.add(ArbiterCounter::LostRaw, 1);
@@ -340,15 +357,15 @@ impl Outlet {
     }
 
     fn hand_over(&mut self, token: FrameToken, side: Side, span: MessageSpan, raw: bool) {
-        let Some(store) = &mut self.store else {
+        if self.store.is_none() {
             self.counters.add(ArbiterCounter::NotStored, u64::from(span.count));
             return self.release(token);
-        };
+        }
         if !self.merged {
             self.counters.add(ArbiterCounter::NotStored, u64::from(span.count));
             return if raw { self.pass_raw(token, side) } else { self.release(token) };
         }
-        match store.push(Handoff::Frame { token, side, messages: Some(span), raw }) {
+        match self.push(Handoff::Frame { token, side, messages: Some(span), raw }) {
             Ok(()) => {
                 self.counters.add(ArbiterCounter::Handed, u64::from(span.count));
                 self.counters.add(ArbiterCounter::HandedRaw, u64::from(raw));
@@ -363,11 +380,36 @@ impl Outlet {
         }
     }
 
-    /// An event for the store. It must not be lost, or what follows it could not be read; without room it is lost
-    /// all the same, and the store says so when it meets an unknown stream.
+    /// An event for the store. It is never lost, or what follows it could not be read: without room it waits, and so
+    /// does (is lost, as a link that is full loses) what comes behind it.
     fn event(&mut self, event: Handoff<FrameToken>) {
-        if let Some(store) = &mut self.store {
-            let _ = store.push(event);
+        if self.store.is_some() {
+            self.unsent.push_back(event);
+            self.send_events();
+        }
+    }
+
+    /// Sends the events that wait; false when the link is full before they are all sent.
+    fn send_events(&mut self) -> bool {
+        let Some(store) = &mut self.store else { return true };
+        while let Some(event) = self.unsent.pop_front() {
+            if let Err(event) = store.push(event) {
+                self.unsent.push_front(event);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Pushes an item behind the events that wait; gives it back when the link is full.
+    #[inline]
+    fn push(&mut self, item: Handoff<FrameToken>) -> Result<(), Handoff<FrameToken>> {
+        if !self.unsent.is_empty() && !self.send_events() {
+            return Err(item);
+        }
+        match &mut self.store {
+            Some(store) => store.push(item),
+            None => Err(item),
         }
     }
 
@@ -396,8 +438,7 @@ impl Outlet {
             self.counters.add(ArbiterCounter::NotStored, u64::from(messages));
             return self.release(token);
         }
-        let Some(store) = &mut self.store else { return };
-        match store.push(Handoff::Copies { token, messages }) {
+        match self.push(Handoff::Copies { token, messages }) {
             Ok(()) => self.counters.add(ArbiterCounter::Handed, u64::from(messages)),
             Err(Handoff::Copies { token, .. }) => {
                 self.counters.add(ArbiterCounter::LostLinkFull, u64::from(messages));
@@ -578,6 +619,7 @@ impl Worker for ArbiterWorker {
             }
         } else {
             self.outlet.close_loss();
+            self.outlet.send_events();
             self.finish_if_drained(turn.now);
         }
         self.report_if_wanted(turn.now);
