@@ -25,6 +25,9 @@ const BATCH_ITEMS: usize = 64;
 /// Bytes of a copy frame: the longest message fits with its header, and a window's worth of short ones shares few
 /// frames.
 pub const COPY_FRAME_BYTES: u32 = crate::config::COPY_FRAME_BYTES;
+/// How soon an arbiter of files looks again for room behind it: short against the time in which a link empties, long
+/// against the cost of a wake-up.
+const ROOM_AGAIN_NS: i64 = 1_000_000;
 /// How often the report is rebuilt while somebody asks for it.
 const REPORT_EVERY_NS: i64 = 200_000_000;
 
@@ -121,6 +124,8 @@ pub struct ArbiterWorker {
     ended: bool,
     finished: bool,
     packet_time: i64,
+    /// When to look for room again (files).
+    room_at: Option<i64>,
 }
 
 /// The sink: everything between the machine and the store link.
@@ -202,6 +207,7 @@ impl ArbiterWorker {
             ended: false,
             finished: false,
             packet_time: 0,
+            room_at: None,
         }
     }
 
@@ -243,6 +249,21 @@ impl ArbiterWorker {
         self.arbiter.on_segment(&arrival, now, &mut self.outlet);
         self.outlet.flush_packing();
         self.outlet.pass_staged(Some(token), side, &self.areas);
+    }
+
+    /// Takes a batch from one link. A file can wait, so its arbiter takes nothing for which there may be no room.
+    fn take(&mut self, input: usize, now: i64) -> usize {
+        for taken in 0..BATCH_ITEMS {
+            if self.time == TimeSource::Packets && !self.outlet.has_room() {
+                if !self.inputs[input].is_empty() {
+                    self.room_at = Some(now + ROOM_AGAIN_NS);
+                }
+                return taken;
+            }
+            let Some(item) = self.inputs[input].pop() else { return taken };
+            self.on_item(item, now);
+        }
+        BATCH_ITEMS
     }
 
     /// After the stop, when nothing more can come: the end of every side, and the last report.
@@ -399,6 +420,13 @@ impl Outlet {
             }
         }
         true
+    }
+
+    /// Whether what one arrival usually sets free has room: half the store link and half the copy pool.
+    fn has_room(&self) -> bool {
+        let Some(store) = &self.store else { return true };
+        let free = self.pool.as_ref().map_or(0, FramePool::free);
+        2 * store.free() >= store.capacity() && 2 * free >= self.copy_frames as usize
     }
 
     /// Pushes an item behind the events that wait; gives it back when the link is full.
@@ -598,12 +626,9 @@ impl Worker for ArbiterWorker {
 
     fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
         let mut work = self.outlet.take_home();
+        self.room_at = None;
         for input in 0..self.inputs.len() {
-            for _ in 0..BATCH_ITEMS {
-                let Some(item) = self.inputs[input].pop() else { break };
-                self.on_item(item, turn.now);
-                work += 1;
-            }
+            work += self.take(input, turn.now);
         }
         if self.time == TimeSource::Live && self.arbiter.deadline().is_some_and(|deadline| deadline <= turn.now) {
             self.arbiter.on_tick(turn.now, &mut self.outlet);
@@ -627,7 +652,7 @@ impl Worker for ArbiterWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        if self.time == TimeSource::Live { self.arbiter.deadline() } else { None }
+        if self.time == TimeSource::Live { self.arbiter.deadline() } else { self.room_at }
     }
 
     fn stop(&mut self, _turn: &mut Turn<'_>) {

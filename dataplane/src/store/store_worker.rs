@@ -24,6 +24,9 @@ use crate::units::{SIDES_MAX, Side, StreamId};
 
 /// Items taken from each link per turn.
 const BATCH_ITEMS: usize = 128;
+/// Free blocks that an item of a file may need at most: the longest datagram as messages and as raw bytes (64 KiB each)
+/// behind a block that is nearly full.
+const FREE_BLOCKS_FOR_FILES: usize = 2;
 /// Completion tags: writes carry their block; syncs carry this bit and the segment's number.
 const SYNC_TAG: u64 = 1 << 40;
 /// Lines kept of what the files' thread says.
@@ -219,6 +222,13 @@ impl StoreWorker {
                 self.release(token);
             }
         }
+    }
+
+    /// A file can wait for a slow disk; nothing is lost to it. (A full disk is not waited for: it may stay full.)
+    fn file_waits(&self) -> bool {
+        self.parts.stamp_source == StampSource::File
+            && self.writer.free_blocks() < FREE_BLOCKS_FOR_FILES
+            && !self.writer.is_full()
     }
 
     fn mark(&mut self, kind: RecordKind, stream: StreamId, sequence: u64, body: &[u8], now: i64) {
@@ -510,6 +520,9 @@ impl Worker for StoreWorker {
         let mut work = self.reports(turn.now);
         for feed in 0..self.parts.inputs.len() {
             for _ in 0..BATCH_ITEMS {
+                if self.file_waits() {
+                    break;
+                }
                 let Some(item) = self.parts.inputs[feed].pop() else { break };
                 self.take(feed, item, turn.now);
                 work += 1;
