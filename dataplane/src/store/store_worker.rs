@@ -295,7 +295,8 @@ impl StoreWorker {
         let stream = raw_stream(feed, self.parts.streams_max, side);
         let next = &mut self.raw_next[feed][side.index()];
         if *next == 0 {
-            *next = 1;
+            // Above every sequence of an earlier process in this store: each raw frame took an arrival index too.
+            *next = self.writer.settings().arrival_first + 1;
             let key = raw_key(&self.parts.feeds[feed], side);
             self.writer.stream_begin(stream, &key);
             self.names.lock().expect("nobody panics with it held").0.push((stream, key));
