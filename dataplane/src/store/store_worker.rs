@@ -494,6 +494,8 @@ impl StoreWorker {
         }
         if self.closing && !self.closed && self.writer.is_closed() {
             self.closed = true;
+            // Once more from the first range: one of a quiet stream may have grown behind the newest ones.
+            self.losses_told = 0;
             self.publish();
         }
     }
@@ -573,5 +575,14 @@ impl Worker for StoreWorker {
 
     fn finish(&mut self) {
         self.files.stop();
+        // What the files' thread did last: a short run recovers what a crash left only now.
+        while let Some(report) = self.files.try_report() {
+            match report {
+                FilesReport::Recovered { .. } | FilesReport::Removed(_) | FilesReport::Trouble(_) => {
+                    self.report(report, 0);
+                }
+                FilesReport::Ready { .. } | FilesReport::Failed { .. } | FilesReport::Sealed { .. } => {}
+            }
+        }
     }
 }
