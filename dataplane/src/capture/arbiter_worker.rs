@@ -143,6 +143,8 @@ struct Outlet {
     /// Events that found the store link full. Nothing passes them: the store must know a stream before its messages.
     unsent: VecDeque<Handoff<FrameToken>>,
     open_loss: Option<Loss>,
+    /// The feed's time where packets make it (files): when a gap is declared.
+    packet_time: Option<i64>,
     /// Where the block of the arrival that is being processed lies in its packet.
     block_offset: u32,
     /// What the machine has emitted for this arrival, in order. It leaves when the machine has returned: until then
@@ -189,6 +191,7 @@ impl ArbiterWorker {
             // A stream begins once and ends once.
             unsent: VecDeque::with_capacity(2 * parts.arbiter.settings().streams_max),
             open_loss: None,
+            packet_time: None,
             block_offset: 0,
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
             packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), messages: 0 },
@@ -221,6 +224,7 @@ impl ArbiterWorker {
                     TimeSource::Live => now,
                     TimeSource::Packets => {
                         self.packet_time = self.packet_time.max(token.capture_ns);
+                        self.outlet.packet_time = Some(self.packet_time);
                         self.packet_time
                     }
                 };
@@ -597,7 +601,8 @@ impl Sink for Outlet {
     }
 
     fn gap(&mut self, stream: StreamId, first: u64, last: u64) {
-        self.pack(CopiedRecord { stream, sequence: first, kind: Copied::Gap { last, capture_ns: clock::utc_ns() } });
+        let capture_ns = self.packet_time.unwrap_or_else(clock::utc_ns);
+        self.pack(CopiedRecord { stream, sequence: first, kind: Copied::Gap { last, capture_ns } });
     }
 
     fn stream_end(&mut self, stream: StreamId) {
