@@ -81,6 +81,7 @@ struct Splitting {
 
 impl Splitting {
     fn new(seed: u64, split: &[SideSplit; 2]) -> Splitting {
+        eprintln!("seed {seed}");
         Splitting { splitter: Splitter::new(seed, split), packets: [Vec::new(), Vec::new()], bodies: BTreeMap::new() }
     }
 

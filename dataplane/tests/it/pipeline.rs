@@ -153,7 +153,6 @@ fn start_files(directory: &Path, sides: &Sides, feed: &str, store: &str, tamperi
 #[test]
 fn arbiter_truth_threaded() {
     for (seed, restarts) in [(1, 0), (7, 1), (42, 3)] {
-        eprintln!("seed {seed}");
         let directory = tempfile::tempdir().expect("a directory");
         let sides = sides(&session(6_000, seed, restarts), seed, &lossy(0.03, 0.04));
         let finished = file_run(directory.path(), &sides, "", SMALL_STORE, &Tampering::default());
