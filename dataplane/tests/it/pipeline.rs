@@ -279,9 +279,10 @@ fn a_token_that_vanishes_in_a_link_shows_a_residue() {
     let seed = 14;
     let directory = tempfile::tempdir().expect("a directory");
     let sides = sides(&session(10_000, seed, 0), seed, &lossy(0.0, 0.0));
-    // Not all at once: what the first emission waits for (`hold`) travels in few copy frames.
+    // Most messages must travel in frames of their own: what the first emission waits for (`hold`) shares copy frames.
     let (queues, facts) = queues(&sides, 1_024, Pace::PerSecond(20_000), Faults::default());
-    let config = live_config(directory.path(), &lines(PATIENT, SMALL_STORE), 1_024, GROUP);
+    let feed = "hold = \"1ms\"\nside_timeout = \"1h\"\n";
+    let config = live_config(directory.path(), &lines(feed, SMALL_STORE), 1_024, GROUP);
     let running = start(&config, queues, &Tampering { steal_every: 1_000, ..Tampering::default() });
     running.wait_for(&facts);
     let finished = running.stop();
@@ -360,7 +361,9 @@ fn stalled(feed: &str, store: &str, tampering: &Tampering, stalls: &AtomicBool) 
         let came = facts.iter().all(|facts| facts.get(|f| &f.redirected) >= released(facts));
         let status = running.capture.status().1;
         let passed = |term: &str| sum(&status, "queues", term);
-        came && sum(&status, "feeds", "segments") == passed("data_segments") + passed("heartbeats")
+        let redirected: u64 = facts.iter().map(|facts| facts.get(|f| &f.redirected)).sum();
+        came && passed("received") == redirected
+            && sum(&status, "feeds", "segments") == passed("data_segments") + passed("heartbeats")
     };
     facts.iter().for_each(|facts| facts.released.store(0, Relaxed));
     let running = start(&config, queues, tampering);
