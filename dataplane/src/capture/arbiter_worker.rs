@@ -1,5 +1,6 @@
 //! The arbiter worker: one feed. Takes frames from its queues, arbitrates, hands messages to the store.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,6 +25,9 @@ const BATCH_ITEMS: usize = 64;
 /// Bytes of a copy frame: the longest message fits with its header, and a window's worth of short ones shares few
 /// frames.
 pub const COPY_FRAME_BYTES: u32 = crate::config::COPY_FRAME_BYTES;
+/// How soon an arbiter of files looks again for room behind it: short against the time in which a link empties, long
+/// against the cost of a wake-up.
+const ROOM_AGAIN_NS: i64 = 1_000_000;
 /// How often the report is rebuilt while somebody asks for it.
 const REPORT_EVERY_NS: i64 = 200_000_000;
 
@@ -116,8 +120,12 @@ pub struct ArbiterWorker {
     desk: Arc<ReportDesk>,
     report_at: i64,
     stopped: bool,
+    /// Every side's input has ended and the machine has given out all that it held.
+    ended: bool,
     finished: bool,
     packet_time: i64,
+    /// When to look for room again (files).
+    room_at: Option<i64>,
 }
 
 /// The sink: everything between the machine and the store link.
@@ -132,7 +140,11 @@ struct Outlet {
     copy_returns: LinkReceiver<FrameToken>,
     counters: CounterWriter<ArbiterCounter>,
     losses: LinkSender<Loss>,
+    /// Events that found the store link full. Nothing passes them: the store must know a stream before its messages.
+    unsent: VecDeque<Handoff<FrameToken>>,
     open_loss: Option<Loss>,
+    /// The feed's time where packets make it (files): when a gap is declared.
+    packet_time: Option<i64>,
     /// Where the block of the arrival that is being processed lies in its packet.
     block_offset: u32,
     /// What the machine has emitted for this arrival, in order. It leaves when the machine has returned: until then
@@ -176,7 +188,10 @@ impl ArbiterWorker {
             copy_returns: parts.copy_returns,
             counters: parts.counters,
             losses: parts.losses,
+            // A stream begins once and ends once.
+            unsent: VecDeque::with_capacity(2 * parts.arbiter.settings().streams_max),
             open_loss: None,
+            packet_time: None,
             block_offset: 0,
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
             packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), messages: 0 },
@@ -192,8 +207,10 @@ impl ArbiterWorker {
             desk: parts.desk,
             report_at: 0,
             stopped: false,
+            ended: false,
             finished: false,
             packet_time: 0,
+            room_at: None,
         }
     }
 
@@ -207,6 +224,7 @@ impl ArbiterWorker {
                     TimeSource::Live => now,
                     TimeSource::Packets => {
                         self.packet_time = self.packet_time.max(token.capture_ns);
+                        self.outlet.packet_time = Some(self.packet_time);
                         self.packet_time
                     }
                 };
@@ -237,16 +255,38 @@ impl ArbiterWorker {
         self.outlet.pass_staged(Some(token), side, &self.areas);
     }
 
+    /// Takes a batch from one link. A file can wait, so its arbiter takes nothing for which there may be no room.
+    fn take(&mut self, input: usize, now: i64) -> usize {
+        for taken in 0..BATCH_ITEMS {
+            if self.time == TimeSource::Packets && !self.outlet.has_room() {
+                if !self.inputs[input].is_empty() {
+                    self.room_at = Some(now + ROOM_AGAIN_NS);
+                }
+                return taken;
+            }
+            let Some(item) = self.inputs[input].pop() else { return taken };
+            self.on_item(item, now);
+        }
+        BATCH_ITEMS
+    }
+
     /// After the stop, when nothing more can come: the end of every side, and the last report.
     fn finish_if_drained(&mut self, now: i64) {
         if !self.stopped || self.finished || !self.inputs.iter().all(LinkReceiver::is_empty) {
             return;
         }
-        let now = if self.time == TimeSource::Live { now } else { self.packet_time };
-        self.arbiter.finish(now, &mut self.outlet);
-        self.outlet.pass_on(&self.areas);
+        if !self.ended {
+            let now = if self.time == TimeSource::Live { now } else { self.packet_time };
+            self.arbiter.finish(now, &mut self.outlet);
+            self.outlet.pass_on(&self.areas);
+            self.ended = true;
+        }
+        let sent = self.outlet.send_events();
         if let Some(store) = &mut self.outlet.store {
             store.flush();
+        }
+        if !sent {
+            return;
         }
         self.outlet.close_loss();
         self.desk.put(self.arbiter.report());
@@ -328,8 +368,10 @@ impl Outlet {
         if !self.raw {
             return self.release(token);
         }
-        let Some(store) = &mut self.store else { return self.release(token) };
-        match store.push(Handoff::Frame { token, side, messages: None, raw: true }) {
+        if self.store.is_none() {
+            return self.release(token);
+        }
+        match self.push(Handoff::Frame { token, side, messages: None, raw: true }) {
             Ok(()) => self.counters.add(ArbiterCounter::HandedRaw, 1),
             Err(Handoff::Frame { token, .. }) => {
                 self.counters.add(ArbiterCounter::LostRaw, 1);
@@ -340,15 +382,15 @@ impl Outlet {
     }
 
     fn hand_over(&mut self, token: FrameToken, side: Side, span: MessageSpan, raw: bool) {
-        let Some(store) = &mut self.store else {
+        if self.store.is_none() {
             self.counters.add(ArbiterCounter::NotStored, u64::from(span.count));
             return self.release(token);
-        };
+        }
         if !self.merged {
             self.counters.add(ArbiterCounter::NotStored, u64::from(span.count));
             return if raw { self.pass_raw(token, side) } else { self.release(token) };
         }
-        match store.push(Handoff::Frame { token, side, messages: Some(span), raw }) {
+        match self.push(Handoff::Frame { token, side, messages: Some(span), raw }) {
             Ok(()) => {
                 self.counters.add(ArbiterCounter::Handed, u64::from(span.count));
                 self.counters.add(ArbiterCounter::HandedRaw, u64::from(raw));
@@ -363,11 +405,43 @@ impl Outlet {
         }
     }
 
-    /// An event for the store. It must not be lost, or what follows it could not be read; without room it is lost
-    /// all the same, and the store says so when it meets an unknown stream.
+    /// An event for the store. It is never lost, or what follows it could not be read: without room it waits, and so
+    /// does (is lost, as a link that is full loses) what comes behind it.
     fn event(&mut self, event: Handoff<FrameToken>) {
-        if let Some(store) = &mut self.store {
-            let _ = store.push(event);
+        if self.store.is_some() {
+            self.unsent.push_back(event);
+            self.send_events();
+        }
+    }
+
+    /// Sends the events that wait; false when the link is full before they are all sent.
+    fn send_events(&mut self) -> bool {
+        let Some(store) = &mut self.store else { return true };
+        while let Some(event) = self.unsent.pop_front() {
+            if let Err(event) = store.push(event) {
+                self.unsent.push_front(event);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether what one arrival usually sets free has room: half the store link and half the copy pool.
+    fn has_room(&self) -> bool {
+        let Some(store) = &self.store else { return true };
+        let free = self.pool.as_ref().map_or(0, FramePool::free);
+        2 * store.free() >= store.capacity() && 2 * free >= self.copy_frames as usize
+    }
+
+    /// Pushes an item behind the events that wait; gives it back when the link is full.
+    #[inline]
+    fn push(&mut self, item: Handoff<FrameToken>) -> Result<(), Handoff<FrameToken>> {
+        if !self.unsent.is_empty() && !self.send_events() {
+            return Err(item);
+        }
+        match &mut self.store {
+            Some(store) => store.push(item),
+            None => Err(item),
         }
     }
 
@@ -396,8 +470,7 @@ impl Outlet {
             self.counters.add(ArbiterCounter::NotStored, u64::from(messages));
             return self.release(token);
         }
-        let Some(store) = &mut self.store else { return };
-        match store.push(Handoff::Copies { token, messages }) {
+        match self.push(Handoff::Copies { token, messages }) {
             Ok(()) => self.counters.add(ArbiterCounter::Handed, u64::from(messages)),
             Err(Handoff::Copies { token, .. }) => {
                 self.counters.add(ArbiterCounter::LostLinkFull, u64::from(messages));
@@ -528,7 +601,8 @@ impl Sink for Outlet {
     }
 
     fn gap(&mut self, stream: StreamId, first: u64, last: u64) {
-        self.pack(CopiedRecord { stream, sequence: first, kind: Copied::Gap { last, capture_ns: clock::utc_ns() } });
+        let capture_ns = self.packet_time.unwrap_or_else(clock::utc_ns);
+        self.pack(CopiedRecord { stream, sequence: first, kind: Copied::Gap { last, capture_ns } });
     }
 
     fn stream_end(&mut self, stream: StreamId) {
@@ -557,12 +631,9 @@ impl Worker for ArbiterWorker {
 
     fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
         let mut work = self.outlet.take_home();
+        self.room_at = None;
         for input in 0..self.inputs.len() {
-            for _ in 0..BATCH_ITEMS {
-                let Some(item) = self.inputs[input].pop() else { break };
-                self.on_item(item, turn.now);
-                work += 1;
-            }
+            work += self.take(input, turn.now);
         }
         if self.time == TimeSource::Live && self.arbiter.deadline().is_some_and(|deadline| deadline <= turn.now) {
             self.arbiter.on_tick(turn.now, &mut self.outlet);
@@ -578,6 +649,7 @@ impl Worker for ArbiterWorker {
             }
         } else {
             self.outlet.close_loss();
+            self.outlet.send_events();
             self.finish_if_drained(turn.now);
         }
         self.report_if_wanted(turn.now);
@@ -585,7 +657,7 @@ impl Worker for ArbiterWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        if self.time == TimeSource::Live { self.arbiter.deadline() } else { None }
+        if self.time == TimeSource::Live { self.arbiter.deadline() } else { self.room_at }
     }
 
     fn stop(&mut self, _turn: &mut Turn<'_>) {

@@ -168,6 +168,26 @@ impl FileWorker {
         None
     }
 
+    fn take_home(&mut self) -> usize {
+        let pool = self.pool.as_mut().expect("started");
+        let mut home = 0;
+        for link in &mut self.returns {
+            while let Some(token) = link.pop() {
+                pool.give_back(token);
+                home += 1;
+            }
+        }
+        home
+    }
+
+    /// What was read ahead or waits for the link is in this worker's own hands.
+    fn tell_home(&mut self) {
+        let ahead = self.sides.iter().filter(|open| open.next.is_some()).count();
+        let waiting = usize::from(matches!(self.waiting, Some(RxItem::Frame { .. })));
+        let home = self.pool.as_ref().map_or(0, FramePool::free) + ahead + waiting;
+        self.counters.set(QueueCounter::FramesHome, home as u64);
+    }
+
     fn ended(&self) -> bool {
         self.sides.iter().all(|open| open.ended && open.next.is_none())
     }
@@ -222,14 +242,7 @@ impl Worker for FileWorker {
     }
 
     fn turn(&mut self, _turn: &mut Turn<'_>) -> usize {
-        let mut work = 0;
-        let pool = self.pool.as_mut().expect("started");
-        for link in &mut self.returns {
-            while let Some(token) = link.pop() {
-                pool.give_back(token);
-                work += 1;
-            }
-        }
+        let mut work = self.take_home();
         for _ in 0..BATCH_FRAMES {
             let item = match self.waiting.take() {
                 Some(item) => item,
@@ -264,6 +277,7 @@ impl Worker for FileWorker {
         let ended = self.waiting.is_none() && self.sides.iter().all(|open| open.ended && open.source.is_none());
         self.counters.set(QueueCounter::Ended, u64::from(ended));
         self.link.flush();
+        self.tell_home();
         work
     }
 
@@ -273,5 +287,10 @@ impl Worker for FileWorker {
 
     fn drained(&self) -> bool {
         self.stopped && self.waiting.is_none()
+    }
+
+    fn finish(&mut self) {
+        self.take_home();
+        self.tell_home();
     }
 }

@@ -82,6 +82,8 @@ pub struct QueueWorker {
     returns: Vec<LinkReceiver<FrameToken>>,
     counters: CounterWriter<QueueCounter>,
     batch: Vec<FrameToken>,
+    /// Tokens in other workers' hands.
+    tokens_out: u32,
     losses_at: i64,
     stopped: bool,
     empty_turns: u32,
@@ -117,6 +119,7 @@ impl QueueWorker {
             returns,
             counters,
             batch: Vec::with_capacity(BATCH_FRAMES),
+            tokens_out: 0,
             losses_at: 0,
             stopped: false,
             empty_turns: 0,
@@ -132,7 +135,12 @@ impl QueueWorker {
                 home += 1;
             }
         }
-        home
+        self.tokens_out -= home;
+        home as usize
+    }
+
+    fn tell_home(&mut self) {
+        self.counters.set(QueueCounter::FramesHome, u64::from(self.queue.tokens_max() - self.tokens_out));
     }
 
     fn read_losses(&mut self) {
@@ -206,6 +214,7 @@ impl Worker for QueueWorker {
         let link_type = self.queue.link_type();
         let area = self.area.as_ref().expect("started");
         let mut bytes = 0;
+        self.tokens_out += received as u32;
         for token in batch.drain(..) {
             bytes += u64::from(token.bytes);
             match classify(area.packet(&token), link_type, &self.destinations, &self.feeds) {
@@ -230,6 +239,7 @@ impl Worker for QueueWorker {
                             to.counters.add(SideCounter::LinkFull, 1);
                             to.counters.add(SideCounter::LinkFullMessages, u64::from(messages));
                             self.queue.recycle(token);
+                            self.tokens_out -= 1;
                         }
                         Err(RxItem::End { .. }) => unreachable!("a frame was pushed"),
                     }
@@ -245,13 +255,17 @@ impl Worker for QueueWorker {
                             let item =
                                 RxItem::Frame { token, payload_offset: 0, payload_bytes: 0, side, segment: false };
                             match self.feeds[feed].link.push(item) {
-                                Err(RxItem::Frame { token, .. }) => Some(token),
+                                Err(RxItem::Frame { token, .. }) => {
+                                    self.counters.add(QueueCounter::RawLinkFull, 1);
+                                    Some(token)
+                                }
                                 _ => None,
                             }
                         }
                     };
                     if let Some(token) = token {
                         self.queue.recycle(token);
+                        self.tokens_out -= 1;
                     }
                 }
             }
@@ -265,6 +279,7 @@ impl Worker for QueueWorker {
             }
         }
         self.queue.refill();
+        self.tell_home();
         if turn.now >= self.losses_at {
             self.losses_at = turn.now + LOSSES_EVERY_NS;
             self.read_losses();
@@ -284,6 +299,7 @@ impl Worker for QueueWorker {
 
     fn finish(&mut self) {
         self.take_home();
+        self.tell_home();
         self.read_losses();
         self.queue.close();
     }

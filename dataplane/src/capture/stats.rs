@@ -68,16 +68,18 @@ pub enum QueueCounter {
     RxRingFull,
     /// Times the fill ring was empty.
     FillRingEmpty,
-    /// Frames at home: in the fill ring, the receive ring or the queue's free list.
+    /// Frames in no other worker's hands: in the fill ring, the receive ring or the queue's free list.
     FramesHome,
     /// 1 when the source has come to its end (files).
     Ended,
+    /// Packets counted as raw-only whose bytes were wanted, dropped because a link was full.
+    RawLinkFull,
     /// Not a segment, by [`RawReason`].
     RawOnly(RawReason),
 }
 
 impl CounterIndex for QueueCounter {
-    const COUNT: usize = 11 + RawReason::COUNT;
+    const COUNT: usize = 12 + RawReason::COUNT;
 
     fn index(self) -> usize {
         match self {
@@ -92,7 +94,8 @@ impl CounterIndex for QueueCounter {
             QueueCounter::FillRingEmpty => 8,
             QueueCounter::FramesHome => 9,
             QueueCounter::Ended => 10,
-            QueueCounter::RawOnly(reason) => 11 + reason.index(),
+            QueueCounter::RawLinkFull => 11,
+            QueueCounter::RawOnly(reason) => 12 + reason.index(),
         }
     }
 }

@@ -329,7 +329,7 @@ impl Source for CaptureStatus {
     }
 }
 
-const QUEUE_TOTALS: [(&str, QueueCounter); 10] = [
+const QUEUE_TOTALS: [(&str, QueueCounter); 11] = [
     ("received", QueueCounter::Received),
     ("bytes", QueueCounter::Bytes),
     ("data_segments", QueueCounter::DataSegments),
@@ -340,6 +340,7 @@ const QUEUE_TOTALS: [(&str, QueueCounter); 10] = [
     ("rx_ring_full", QueueCounter::RxRingFull),
     ("fill_ring_empty", QueueCounter::FillRingEmpty),
     ("frames_home", QueueCounter::FramesHome),
+    ("raw_link_full", QueueCounter::RawLinkFull),
 ];
 
 fn queue_json(queue: &QueueView) -> Value {
@@ -373,7 +374,7 @@ fn feed_json(feed: &FeedView) -> Value {
 
 fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
     let labels = || vec![("source", queue.source.clone()), ("queue", queue.queue.to_string())];
-    let named: [(&'static str, &'static str, QueueCounter); 9] = [
+    let named: [(&'static str, &'static str, QueueCounter); 10] = [
         ("sluice_capture_frames", "Packets taken from the source", QueueCounter::Received),
         ("sluice_capture_frame_bytes", "Bytes of the packets taken", QueueCounter::Bytes),
         ("sluice_capture_data_segments", "Segments with messages passed on", QueueCounter::DataSegments),
@@ -383,6 +384,11 @@ fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
         ("sluice_capture_rx_dropped_frames", "Packets that the socket dropped", QueueCounter::RxDropped),
         ("sluice_capture_rx_ring_full_frames", "Packets that found the receive ring full", QueueCounter::RxRingFull),
         ("sluice_capture_fill_ring_empty", "Times the fill ring was empty", QueueCounter::FillRingEmpty),
+        (
+            "sluice_capture_raw_link_full_frames",
+            "Raw-only packets whose bytes were wanted, dropped because a link was full",
+            QueueCounter::RawLinkFull,
+        ),
     ];
     for (name, help, counter) in named {
         out.push(Sample {
@@ -393,6 +399,13 @@ fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
             value: queue.counters.get(counter) as f64,
         });
     }
+    out.push(Sample {
+        name: "sluice_capture_home_frames",
+        help: "Frames in no other worker's hands",
+        kind: Kind::Gauge,
+        labels: labels(),
+        value: queue.counters.get(QueueCounter::FramesHome) as f64,
+    });
     for reason in RawReason::all() {
         let mut labels = labels();
         labels.push(("reason", reason.label().to_string()));

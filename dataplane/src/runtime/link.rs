@@ -69,6 +69,11 @@ impl<T> LinkSender<T> {
         self.producer.slots()
     }
 
+    /// Items that fit.
+    pub fn capacity(&self) -> usize {
+        self.producer.buffer().capacity()
+    }
+
     /// Ends the batch: wakes the reader if something was pushed and it sleeps.
     #[inline]
     pub fn flush(&mut self) {

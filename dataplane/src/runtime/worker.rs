@@ -17,7 +17,13 @@ pub struct Turn<'a> {
     pub(super) fault: &'a mut Option<String>,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    /// A turn of worker number `worker` on a core that somebody drives by hand (tests, benchmarks); a core of
+    /// [`super::launch`] makes its own.
+    pub fn new(now: i64, ring: &'a mut CoreRing, worker: u16, fault: &'a mut Option<String>) -> Turn<'a> {
+        Turn { now, ring, worker, fault }
+    }
+
     /// The `user_data` under which a completion comes back to this worker with `tag` (below 2^48).
     pub fn user_data(&self, tag: u64) -> u64 {
         debug_assert!(tag < 1 << TAG_BITS, "completion tag {tag:#x} needs more than {TAG_BITS} bits");

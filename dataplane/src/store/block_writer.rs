@@ -21,6 +21,8 @@ use crate::wire::segment::{Framing, Messages};
 /// A write that makes no progress this many times in a row is an error: the kernel may answer a write with 0 bytes,
 /// but a disk that keeps doing so will not stop.
 const EMPTY_WRITES_MAX: u32 = 3;
+/// Most blocks that a segment's index has room for from the start: 1 GiB of 256 KiB blocks; about 1 MB of entries.
+const INDEX_BLOCKS_RESERVED_MAX: u64 = 4096;
 
 /// When completed writes are made durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -623,7 +625,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 next_offset: grant.begin,
                 next_index: 1,
                 begun: None,
-                index: SegmentIndex::default(),
+                index: reserved_index(&self.settings),
                 dead: Vec::new(),
                 in_flight: 0,
                 closing: false,
@@ -1183,6 +1185,17 @@ fn lose_data<B: BlockBuffer>(losses: &mut LossLog, cause: LostCause, slot: &Slot
             let stream = fill.locals[usize::from(header.local)].stream;
             losses.data(cause, stream, header.sequence, header.sequence);
         }
+    }
+}
+
+/// A segment's index with room for its blocks when they are full, so that only a segment's beginning allocates; each
+/// has data, late fills and marks of one stream in the usual case. What partial flushes need beyond that grows.
+fn reserved_index(settings: &WriterSettings) -> SegmentIndex {
+    let blocks = (settings.segment_bytes / settings.block_bytes as u64 + 1).min(INDEX_BLOCKS_RESERVED_MAX) as usize;
+    SegmentIndex {
+        streams: Vec::with_capacity(BLOCK_STREAMS_MAX),
+        blocks: Vec::with_capacity(blocks),
+        ranges: Vec::with_capacity(3 * blocks),
     }
 }
 

@@ -24,6 +24,9 @@ use crate::units::{SIDES_MAX, Side, StreamId};
 
 /// Items taken from each link per turn.
 const BATCH_ITEMS: usize = 128;
+/// Free blocks that an item of a file may need at most: the longest datagram as messages and as raw bytes (64 KiB each)
+/// behind a block that is nearly full.
+const FREE_BLOCKS_FOR_FILES: usize = 2;
 /// Completion tags: writes carry their block; syncs carry this bit and the segment's number.
 const SYNC_TAG: u64 = 1 << 40;
 /// Lines kept of what the files' thread says.
@@ -225,6 +228,13 @@ impl StoreWorker {
         }
     }
 
+    /// A file can wait for a slow disk; nothing is lost to it. (A full disk is not waited for: it may stay full.)
+    fn file_waits(&self) -> bool {
+        self.parts.stamp_source == StampSource::File
+            && self.writer.free_blocks() < FREE_BLOCKS_FOR_FILES
+            && !self.writer.is_full()
+    }
+
     fn mark(&mut self, kind: RecordKind, stream: StreamId, sequence: u64, body: &[u8], now: i64) {
         let meta = RecordMeta {
             kind,
@@ -289,7 +299,8 @@ impl StoreWorker {
         let stream = raw_stream(feed, self.parts.streams_max, side);
         let next = &mut self.raw_next[feed][side.index()];
         if *next == 0 {
-            *next = 1;
+            // Above every sequence of an earlier process in this store: each raw frame took an arrival index too.
+            *next = self.writer.settings().arrival_first + 1;
             let key = raw_key(&self.parts.feeds[feed], side);
             self.writer.stream_begin(stream, &key);
             self.names.lock().expect("nobody panics with it held").0.push((stream, key));
@@ -491,6 +502,8 @@ impl StoreWorker {
         }
         if self.closing && !self.closed && self.writer.is_closed() {
             self.closed = true;
+            // Once more from the first range: one of a quiet stream may have grown behind the newest ones.
+            self.losses_told = 0;
             self.publish();
         }
     }
@@ -518,6 +531,9 @@ impl Worker for StoreWorker {
         let mut work = self.reports(turn.now);
         for feed in 0..self.parts.inputs.len() {
             for _ in 0..BATCH_ITEMS {
+                if self.file_waits() {
+                    break;
+                }
                 let Some(item) = self.parts.inputs[feed].pop() else { break };
                 self.take(feed, item, turn.now);
                 work += 1;
@@ -568,5 +584,14 @@ impl Worker for StoreWorker {
 
     fn finish(&mut self) {
         self.files.stop();
+        // What the files' thread did last: a short run recovers what a crash left only now.
+        while let Some(report) = self.files.try_report() {
+            match report {
+                FilesReport::Recovered { .. } | FilesReport::Removed(_) | FilesReport::Trouble(_) => {
+                    self.report(report, 0);
+                }
+                FilesReport::Ready { .. } | FilesReport::Failed { .. } | FilesReport::Sealed { .. } => {}
+            }
+        }
     }
 }

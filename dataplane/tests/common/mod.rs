@@ -2,7 +2,9 @@
 #![allow(dead_code)]
 
 pub mod frames;
+pub mod memory_queue;
 pub mod netns;
+pub mod pipeline;
 
 use std::path::PathBuf;
 

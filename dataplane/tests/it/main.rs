@@ -15,5 +15,6 @@ mod generate;
 mod golden;
 mod no_alloc;
 mod packets;
+mod pipeline;
 mod sources;
 mod store;

@@ -3,4 +3,5 @@
 mod common;
 
 mod arbiter;
+mod full_day;
 mod store;
