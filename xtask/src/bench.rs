@@ -2,11 +2,16 @@
 
 use crate::shell;
 
+mod figures;
+
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only the benchmarks whose name contains this: a whole file (`packet`, `feed`) or a part of one.
+    /// Only the benchmarks whose name contains this: a whole file (`packet`, `store`) or a part of one. "figures": every
+    /// figure that has a target, beside its target, recorded in bench/results when the machine is idle.
     name: Option<String>,
+    /// Of the figures only this part: packet, arbiter, pipeline, replay, xdp, disk, query, live.
+    part: Option<String>,
     /// Run each once, small, to see that it still works; measures nothing.
     #[arg(long)]
     smoke: bool,
@@ -14,6 +19,9 @@ pub struct Args {
 
 /// Runs the task. A name that is a benchmark file's name runs that file; any other name filters in all files.
 pub fn run(args: Args) -> Result<(), String> {
+    if args.name.as_deref() == Some("figures") {
+        return figures::run(args.part.as_deref());
+    }
     let targets = targets()?;
     let mut cargo = match args.smoke {
         // In the test profile: what the tests have built already.
