@@ -77,6 +77,12 @@ impl Appliance {
     /// # Errors
     /// The first refusal of the host, named; everything made before it is undone.
     pub fn start(config: &Config) -> Result<Appliance, Failure> {
+        // Every thread started from here on inherits this; a core's own thread then pins itself. With no CPU left
+        // over (two cores on two CPUs) the scheduler decides.
+        let cpus = control_cpus(config);
+        if !cpus.is_empty() {
+            cpu::allow(&cpus).map_err(|error| Failure::host(format!("control CPUs {cpus:?}: {error}")))?;
+        }
         let doorbells = doorbells(config)?;
         let interfaces = look_up(config)?;
         let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
@@ -229,6 +235,13 @@ impl Watchdog {
     }
 }
 
+/// The CPUs of no core: where the control threads, the files' threads and the kernel's io workers run.
+fn control_cpus(config: &Config) -> Vec<usize> {
+    let mut cpus = cpu::allowed();
+    cpus.retain(|cpu| config.cores.iter().all(|core| core.cpu != *cpu));
+    cpus
+}
+
 fn doorbells(config: &Config) -> Result<BTreeMap<String, Arc<Doorbell>>, Failure> {
     let bell = |core: &config::Core| {
         let bell = Doorbell::new().map_err(|error| Failure::host(format!("eventfd: {error}")))?;
@@ -364,8 +377,7 @@ fn cores(
     doorbells: &BTreeMap<String, Arc<Doorbell>>,
     workers: Vec<(String, Box<dyn Worker>)>,
 ) -> Vec<CorePlan> {
-    let mut control_cpus = cpu::allowed();
-    control_cpus.retain(|cpu| config.cores.iter().all(|core| core.cpu != *cpu));
+    let control_cpus = control_cpus(config);
     let mut plans: Vec<CorePlan> = config
         .cores
         .iter()
@@ -395,7 +407,11 @@ fn attach(interfaces: &[HostInterface]) -> Result<Vec<InterfaceMode>, Failure> {
         for facts in &host.facts {
             let facts = facts.get().expect("every queue was opened by its worker's start");
             zero_copy &= facts.zero_copy;
-            program.insert_socket(facts.queue, facts.socket).map_err(|error| Failure::host(error.to_string()))?;
+            if let Err(error) = program.insert_socket(facts.queue, facts.socket) {
+                drop(program);
+                detach(interfaces);
+                return Err(Failure::host(error.to_string()));
+            }
         }
         let attached = match program.attach() {
             Ok(attached) => attached,

@@ -54,13 +54,15 @@ pub fn run(args: Args) -> Outcome {
     } else {
         print!("{}", tables::status(&status));
     }
-    for line in drained.err().unwrap_or_default() {
-        tracing::error!("{line}");
-    }
+    let late = drained.err().unwrap_or_default();
     let damage = status["capture"]["damage"].as_array().is_some_and(|damage| !damage.is_empty());
     let residue = status["capture"]["residue"].as_u64().unwrap_or(0);
     match ending {
-        Ending::Fault(reason) => Err(Failure::host(reason)),
+        Ending::Fault(reason) => Err(Failure::host([vec![reason], late].concat().join("; "))),
+        _ if !late.is_empty() => Err(Failure::host(format!(
+            "the drain was not complete: {}; what was in flight is lost (see in_flight in the status)",
+            late.join("; ")
+        ))),
         _ if residue != 0 => Err(Failure {
             message: format!(
                 "the conservation table's residue is {residue}, but must be 0 when drained: something was lost uncounted; please report this with the status"

@@ -14,9 +14,10 @@ const RING_MIN: u32 = 64;
 const RING_MAX: u32 = 32_768;
 /// Largest reorder window: 4 Mi slots of 128 bytes are 512 MiB.
 const WINDOW_MAX: u32 = 1 << 22;
-/// A block must hold the largest message with its headers (64 KiB and 4 KiB of header and table) and fit a u32.
+/// A block must hold the largest message with its headers (64 KiB and 4 KiB of header and table); the largest is the
+/// format's (`wire::block::BLOCK_BYTES_MAX`, held equal by a test of the store).
 const BLOCK_MIN: u64 = 128 << 10;
-const BLOCK_MAX: u64 = 64 << 20;
+const BLOCK_MAX: u64 = 16 << 20;
 
 /// One thing that `run` would refuse: key, value, limit, next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -177,6 +178,9 @@ fn check_interface(config: &Config, interface: &Interface, findings: &mut Findin
     }
 }
 
+/// Most copy frames: 1 GiB of them, and far below where a frame's offset would pass a u32.
+const COPY_FRAMES_MAX: u32 = (1 << 30) / super::COPY_FRAME_BYTES;
+
 /// Copy frames that a full reorder window can take at once: two 128-byte slots a message, and between each two a gap
 /// (the arbiter's slot count, a record's 32-byte header, a gap's 40 bytes).
 fn copy_frames_needed(window: u32) -> u64 {
@@ -202,6 +206,9 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
         findings.add(key("link"), format!("is {}, but must be at least {RING_MIN}, one batch", feed.link));
     }
     let copies = copy_frames_needed(feed.window);
+    if feed.copy_frames > COPY_FRAMES_MAX {
+        findings.add(key("copy_frames"), format!("is {}, but at most {COPY_FRAMES_MAX} (1 GiB)", feed.copy_frames));
+    }
     if u64::from(feed.copy_frames) < copies {
         findings.add(
             key("copy_frames"),
@@ -249,6 +256,12 @@ fn check_side(config: &Config, feed: &Feed, side: &super::capture::Side, finding
             }
         }
         SourceKind::File => {
+            if side.file.as_deref() == Some(std::path::Path::new("-")) {
+                findings.add(
+                    key("file"),
+                    "is \"-\": a pinned core never waits for input; name a file, or use \"sluice feed arbitrate\"",
+                );
+            }
             if side.file.is_none() {
                 findings.add(key("file"), "is missing: name the capture file");
             }
@@ -305,6 +318,25 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
     if store.flush.0.is_zero() || store.fsync_interval.0.is_zero() {
         findings.add(key("flush"), "flush and fsync_interval must be above 0");
     }
+    let feeds = config.feeds.iter().filter(|feed| feed.store.as_deref() == Some(store.name.as_str()));
+    let (files, live): (Vec<&Feed>, Vec<&Feed>) =
+        feeds.partition(|feed| feed.sides.iter().any(|side| side.source == SourceKind::File));
+    if let (Some(file), Some(live)) = (files.first(), live.first()) {
+        findings.add(
+            key("name"),
+            format!(
+                "feed \"{}\" reads files and feed \"{}\" is live: their stamps are two clocks; give each a store",
+                file.name, live.name
+            ),
+        );
+    }
+    let arbiter = files.iter().chain(&live).find(|feed| feed.core == store.core);
+    if let (true, Some(feed)) = (store.zstd > 0, arbiter) {
+        findings.add(
+            key("zstd"),
+            format!("is {}, but core \"{}\" also runs the arbiter of feed \"{}\", which compression would hold up: give the store a core of its own, or set zstd = 0", store.zstd, store.core, feed.name),
+        );
+    }
     if !(0..=19).contains(&store.zstd) {
         findings.add(key("zstd"), format!("is {}, but must be from 0 (off) to 19", store.zstd));
     }
@@ -312,7 +344,7 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
         findings.add(
             key("retain"),
             format!(
-                "is {}, but must hold at least two segments ({}), or be 0",
+                "is {}, but must hold at least two sealed segments ({}; the two that are written or ready come on top), or be 0",
                 store.retain,
                 super::Bytes(2 * store.segment.0)
             ),
@@ -390,6 +422,10 @@ mod tests {
             ("interface = \"eth1\"", "interface = \"eth9\"", "feed \"deep\" side \"A\": interface"),
             ("233.215.21.4:10378", "233.215.21.4", "feed \"deep\" side \"A\": groups"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nblock = \"100KiB\"", "store \"main\": block"),
+            ("store = \"main\"", "store = \"main\"\ncopy_frames = 100", "feed \"deep\": copy_frames"),
+            ("store = \"main\"", "store = \"main\"\ncopy_frames = 100000", "feed \"deep\": copy_frames"),
+            ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nblock = \"32MiB\"", "store \"main\": block"),
+            ("core = \"disk\"", "core = \"rx\"\nzstd = 3", "store \"main\": zstd"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nsegment = \"512KiB\"", "store \"main\": segment"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nretain = \"1GiB\"", "store \"main\": retain"),
         ];

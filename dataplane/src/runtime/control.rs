@@ -14,10 +14,12 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::sync::metrics::{Kind, Sample, Sources};
+use crate::sys::clock;
 
 /// Longest request head: a scraper's is under 1 KiB.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// A client that sends or takes nothing for this long is let go; one at a time is served.
+/// A client whose request takes longer than this, or that takes nothing of the answer for as long, is let go: clients
+/// are served one at a time.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the accept loop looks whether it should end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
@@ -82,6 +84,7 @@ fn serve(mut stream: TcpStream, sources: &Sources) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let end = clock::monotonic_ns() + CLIENT_TIMEOUT.as_nanos() as i64;
     let mut head = [0_u8; REQUEST_BYTES_MAX];
     let mut filled = 0;
     let (status, kind, body) = loop {
@@ -93,7 +96,7 @@ fn serve(mut stream: TcpStream, sources: &Sources) -> std::io::Result<()> {
             Ok(httparse::Status::Complete(_)) => {
                 break answer(request.method.unwrap_or(""), request.path.unwrap_or(""), sources);
             }
-            Ok(httparse::Status::Partial) if read > 0 && filled < head.len() => {}
+            Ok(httparse::Status::Partial) if read > 0 && filled < head.len() && clock::monotonic_ns() < end => {}
             Ok(httparse::Status::Partial) | Err(_) => break ("400 Bad Request", TEXT, "bad request\n".into()),
         }
     };

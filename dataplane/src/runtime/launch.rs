@@ -26,6 +26,8 @@ const RING_ENTRIES: u32 = 256;
 const IO_WORKERS_MAX: u32 = 2;
 /// Completions with this worker number only wake the core.
 const WAKE_WORKER: u16 = u16::MAX;
+/// How often an ending core is looked at.
+const JOIN_PAUSE: Duration = Duration::from_millis(2);
 /// No stop has been asked for.
 const NOT_STOPPING: u8 = u8::MAX;
 
@@ -75,7 +77,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Rounds since the start; a core that makes none for a second is stalled.
+    /// Rounds since the start; a core that makes none for the configured time is stalled.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
@@ -203,9 +205,16 @@ impl Launched {
         }
         self.shared.finish.store(1, Ordering::Release);
         self.wake_all();
-        for thread in self.threads {
-            if thread.join().is_err() {
-                late.push("a core's thread panicked".into());
+        let end = clock::monotonic_ns() + bound.as_nanos() as i64;
+        for (thread, pulse) in self.threads.into_iter().zip(&self.pulses) {
+            while !thread.is_finished() && clock::monotonic_ns() < end {
+                clock::sleep(JOIN_PAUSE);
+            }
+            // A thread that does not come back is left to the end of the process: a join would wait for it for ever.
+            if !thread.is_finished() {
+                late.push(format!("core \"{}\" did not end in {bound:?}", pulse.name));
+            } else if thread.join().is_err() {
+                late.push(format!("core \"{}\" panicked", pulse.name));
             }
         }
         if late.is_empty() { Ok(()) } else { Err(late) }
@@ -276,7 +285,7 @@ struct Core {
     ring: CoreRing,
     seats: Vec<Seat>,
     watched: Vec<RawFd>,
-    fault: Option<String>,
+    fault: Option<(u16, String)>,
 }
 
 impl Core {
@@ -284,9 +293,8 @@ impl Core {
         if let Some(cpu) = plan.cpu
             && !cpu::pin(cpu)
         {
-            let allowed = cpu::allowed();
             return Err(format!(
-                "cannot pin to cpu {cpu}: this process may use {allowed:?}; set another cpu or widen its cpuset"
+                "cannot pin to cpu {cpu}: there is no such CPU, or it is outside of this process's cpuset"
             ));
         }
         let mut ring = CoreRing::new(RING_ENTRIES).map_err(|error| error.to_string())?;
@@ -316,7 +324,7 @@ impl Core {
     fn watch(&mut self, watch: usize) {
         let user_data = u64::from(WAKE_WORKER) << TAG_BITS | watch as u64;
         if let Err(error) = self.ring.poll_raw(self.watched[watch], user_data) {
-            self.fault.get_or_insert(format!("io_uring poll: {error}"));
+            self.fault.get_or_insert((WAKE_WORKER, format!("io_uring poll: {error}")));
         }
     }
 
@@ -369,7 +377,7 @@ impl Core {
 
     fn completions(&mut self, now: i64) -> usize {
         if let Err(error) = self.ring.submit() {
-            self.fault.get_or_insert(format!("io_uring submit: {error}"));
+            self.fault.get_or_insert((WAKE_WORKER, format!("io_uring submit: {error}")));
         }
         let mut work = 0;
         while let Some(completion) = self.ring.next_completion() {
@@ -403,7 +411,7 @@ impl Core {
         if wait > 0
             && let Err(error) = self.ring.submit_and_wait(Some(Duration::from_nanos(wait as u64)))
         {
-            self.fault.get_or_insert(format!("io_uring wait: {error}"));
+            self.fault.get_or_insert((WAKE_WORKER, format!("io_uring wait: {error}")));
         }
         self.doorbell.parked.clear();
         self.completions(now) > 0
@@ -411,8 +419,9 @@ impl Core {
 
     /// Passes stop requests on, reports drained workers and faults.
     fn attend(&mut self, shared: &Shared, report: &Sender<Report>) {
-        if let Some(reason) = self.fault.take() {
-            let worker = self.seats.first().map_or("?", |seat| seat.worker.name()).to_string();
+        if let Some((worker, reason)) = self.fault.take() {
+            let seat = self.seats.get(usize::from(worker));
+            let worker = seat.map_or_else(|| "the core itself".to_string(), |seat| seat.worker.name().to_string());
             let _ = report.send(Report::Fault { worker, reason });
         }
         let stop_stage = shared.stop_stage.load(Ordering::Acquire);

@@ -14,13 +14,13 @@ pub struct Turn<'a> {
     /// The core's io_uring.
     pub ring: &'a mut CoreRing,
     pub(super) worker: u16,
-    pub(super) fault: &'a mut Option<String>,
+    pub(super) fault: &'a mut Option<(u16, String)>,
 }
 
 impl<'a> Turn<'a> {
     /// A turn of worker number `worker` on a core that somebody drives by hand (tests, benchmarks); a core of
     /// [`super::launch`] makes its own.
-    pub fn new(now: i64, ring: &'a mut CoreRing, worker: u16, fault: &'a mut Option<String>) -> Turn<'a> {
+    pub fn new(now: i64, ring: &'a mut CoreRing, worker: u16, fault: &'a mut Option<(u16, String)>) -> Turn<'a> {
         Turn { now, ring, worker, fault }
     }
 
@@ -32,7 +32,7 @@ impl<'a> Turn<'a> {
 
     /// Says that this worker cannot go on: the process ends with `reason` (no half-alive dataplane).
     pub fn fail(&mut self, reason: String) {
-        self.fault.get_or_insert(reason);
+        self.fault.get_or_insert((self.worker, reason));
     }
 }
 

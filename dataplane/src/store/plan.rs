@@ -228,9 +228,12 @@ impl StoreView {
     /// The store's part of `/status`.
     pub fn status(&self) -> Value {
         let get = |counter| self.counters.get(counter);
-        let desk = self.desk.lock().expect("nobody panics with it held");
-        let losses: Vec<Value> = desk
-            .losses
+        // One lock at a time: the worker never takes two either.
+        let (losses, told) = {
+            let desk = self.desk.lock().expect("nobody panics with it held");
+            (desk.losses.clone(), desk.told.clone())
+        };
+        let losses: Vec<Value> = losses
             .iter()
             .map(|(stream, cause, first, last)| json!({"stream": stream, "cause": cause, "first": first, "last": last}))
             .collect();
@@ -257,7 +260,7 @@ impl StoreView {
             "sealed_segments": get(StoreCounter::Sealed), "failed_seals": get(StoreCounter::FailedSeals),
             "free_blocks": get(StoreCounter::FreeBlocks), "full": get(StoreCounter::Full) == 1,
             "durable_arrival": get(StoreCounter::Durable), "next_arrival": get(StoreCounter::Next),
-            "streams": streams, "losses": losses, "told": desk.told,
+            "streams": streams, "losses": losses, "told": told,
         })
     }
 }

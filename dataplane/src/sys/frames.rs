@@ -107,6 +107,9 @@ pub struct FramePool {
     frames: u32,
 }
 
+/// Bytes of a page of memory (x86-64 and most of AArch64).
+const PAGE_BYTES: usize = 4_096;
+
 /// The pool's bytes. `UnsafeCell` because a frame is written through a shared pointer by the one who took it.
 struct PoolMemory(Box<[std::cell::UnsafeCell<u8>]>);
 
@@ -124,7 +127,10 @@ impl FramePool {
     /// A pool of `frames` frames of `frame_bytes` bytes each, touched here (so: on the worker's own thread).
     pub fn new(area: AreaId, frames: u32, frame_bytes: u32) -> FramePool {
         let bytes = frames as usize * frame_bytes as usize;
-        let memory: Vec<u8> = vec![0; bytes];
+        assert!(u32::try_from(bytes).is_ok(), "{frames} frames of {frame_bytes} bytes: a token's offset is a u32");
+        let mut memory: Vec<u8> = vec![0; bytes];
+        // Zeroed memory may not be there yet: a write to each page is what places it.
+        memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *std::hint::black_box(byte) = 0);
         let memory = memory.into_iter().map(std::cell::UnsafeCell::new).collect();
         FramePool { memory: Arc::new(PoolMemory(memory)), area, frame_bytes, free: (0..frames).rev().collect(), frames }
     }

@@ -87,7 +87,7 @@ fn lossy_sides(messages: u64) -> Sides {
 struct ByHand {
     workers: Vec<Box<dyn Worker>>,
     ring: CoreRing,
-    fault: Option<String>,
+    fault: Option<(u16, String)>,
     store: Arc<StoreView>,
     _capture: CapturePlan,
 }

@@ -13,7 +13,7 @@ use sluice::feed::generate::{Product, Settings};
 use sluice::feed::intervals::{self, Range};
 use sluice::feed::split::SideSplit;
 use sluice::feed::truth::compare;
-use sluice::runtime::metrics::Source;
+use sluice::sync::metrics::Source;
 use sluice::wire::moldudp64;
 
 use crate::common::frames::Udp;
