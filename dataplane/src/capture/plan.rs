@@ -18,8 +18,9 @@ use crate::sync::counters::{CounterReader, counters};
 use crate::sys::frames::{Areas, FrameToken};
 use crate::units::{AreaId, Side};
 
-/// Loss ranges on their way to the control thread; a range is merged before it is sent, so this is many incidents.
-const LOSSES_CAPACITY: usize = 4_096;
+/// Loss ranges on their way to the control thread, which looks when somebody asks. A range is merged before it is sent,
+/// but two causes that alternate make one for each change: 640 KiB of them.
+const LOSSES_CAPACITY: usize = 16_384;
 
 /// What the plan needs to know of the host: how many receive queues an interface has.
 pub type QueueCounts = BTreeMap<String, u32>;

@@ -11,8 +11,9 @@ use super::stats::{ArbiterCounter, QueueCounter, RawReason, SideCounter};
 use crate::feed::arbiter::{ArbiterReport, StreamReport};
 use crate::sync::metrics::{Kind, Sample, Source};
 
-/// Loss ranges kept for `/status`; older ones are only in the counters.
-const LOSSES_MAX: usize = 1_024;
+/// Loss ranges kept for `/status`, the oldest ones: 3 MiB. What came later is only in the counters, and `/status` says how
+/// much that is.
+const LOSSES_MAX: usize = 65_536;
 
 /// What an interface's XDP program counted on one queue, and how it runs.
 #[derive(Clone, Debug, Default)]
@@ -314,6 +315,12 @@ impl Source for CaptureStatus {
             })
             .collect();
         let losses = self.losses.lock().expect("nobody panics with it held");
+        let listed: u64 = losses.iter().map(|(_, loss)| loss.last - loss.first + 1).sum();
+        let lost = |feed: &FeedView| {
+            feed.counters.get(ArbiterCounter::LostLinkFull) + feed.counters.get(ArbiterCounter::LostCopyPool)
+        };
+        // A range that is still growing is not listed yet.
+        let unlisted = self.feeds.iter().map(lost).sum::<u64>().saturating_sub(listed);
         let losses: Vec<Value> = losses
             .iter()
             .map(|(feed, loss)| {
@@ -322,7 +329,7 @@ impl Source for CaptureStatus {
             .collect();
         let value = json!({
             "interfaces": modes, "xdp": xdp, "queues": queues, "sides": sides, "feeds": feeds,
-            "not_handed_to_store": losses, "damage": self.damage(),
+            "not_handed_to_store": losses, "not_handed_unlisted": unlisted, "damage": self.damage(),
             "conservation": table, "residue": residue(&table),
         });
         ("capture", value)

@@ -132,6 +132,7 @@ fn told_lost(finished: &Finished) -> BTreeMap<u32, Vec<Range>> {
     }
     let counted = finished.feed("lost_link_full") + finished.feed("lost_copy_pool");
     assert_eq!(by_arbiter, counted, "the arbiter's ranges and its counts");
+    assert_eq!(number(&finished.capture["not_handed_unlisted"]), 0);
     lost.into_iter().map(|(run, ranges)| (run, joined(ranges))).collect()
 }
 
