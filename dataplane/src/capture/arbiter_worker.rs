@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::items::RxItem;
 use super::queue_worker::parse_segment;
@@ -28,25 +29,54 @@ pub const COPY_FRAME_BYTES: u32 = crate::config::COPY_FRAME_BYTES;
 /// How soon an arbiter of files looks again for room behind it: short against the time in which a link empties, long
 /// against the cost of a wake-up.
 const ROOM_AGAIN_NS: i64 = 1_000_000;
-/// How often the report is rebuilt while somebody asks for it.
-const REPORT_EVERY_NS: i64 = 200_000_000;
+/// How often it is told which sides are live.
+const SIDES_EVERY_NS: i64 = 20_000_000;
+/// How often the report is built at most while somebody asks for it: it allocates, and takes time with every gap.
+const REPORT_EVERY_NS: i64 = 50_000_000;
 
 /// What the control thread asks of an arbiter: its report, built on the arbiter's own core when asked.
 #[derive(Default)]
 pub struct ReportDesk {
     wanted: AtomicBool,
+    /// Counts reports; the last one is final.
+    generation: AtomicU64,
+    done: AtomicBool,
     report: Mutex<Option<Arc<ArbiterReport>>>,
 }
 
+/// How long the control thread waits for a fresh report: a parked core looks up at least every 50 ms.
+const REPORT_WAIT_NS: i64 = 200_000_000;
+/// Between two looks whether the report is there.
+const REPORT_PAUSE: Duration = Duration::from_millis(1);
+
 impl ReportDesk {
-    /// The newest report; asks for a newer one.
+    /// Asks for a report and waits for it, within a bound; the newest there is, should the arbiter not answer in time.
+    /// For control threads.
     pub fn read(&self) -> Option<Arc<ArbiterReport>> {
-        self.wanted.store(true, Ordering::Relaxed);
+        let before = self.generation.load(Ordering::Acquire);
+        self.wanted.store(true, Ordering::Release);
+        let end = clock::monotonic_ns() + REPORT_WAIT_NS;
+        while !self.done.load(Ordering::Acquire)
+            && self.generation.load(Ordering::Acquire) == before
+            && clock::monotonic_ns() < end
+        {
+            clock::sleep(REPORT_PAUSE);
+        }
         self.report.lock().expect("nobody panics with it held").clone()
     }
 
-    fn put(&self, report: ArbiterReport) {
+    /// The arbiter's side. Never waits: with the reader at the desk the report is put there next time.
+    fn put(&self, report: ArbiterReport) -> bool {
+        let Ok(mut desk) = self.report.try_lock() else { return false };
+        *desk = Some(Arc::new(report));
+        self.generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// The last report.
+    fn put_last(&self, report: ArbiterReport) {
         *self.report.lock().expect("nobody panics with it held") = Some(Arc::new(report));
+        self.done.store(true, Ordering::Release);
     }
 }
 
@@ -119,6 +149,7 @@ pub struct ArbiterWorker {
     outlet: Outlet,
     desk: Arc<ReportDesk>,
     report_at: i64,
+    sides_at: i64,
     stopped: bool,
     /// Every side's input has ended and the machine has given out all that it held.
     ended: bool,
@@ -142,7 +173,9 @@ struct Outlet {
     losses: LinkSender<Loss>,
     /// Events that found the store link full. Nothing passes them: the store must know a stream before its messages.
     unsent: VecDeque<Handoff<FrameToken>>,
-    open_loss: Option<Loss>,
+    /// The range under way of each stream that is losing.
+    open_losses: Vec<Option<Loss>>,
+    losing: bool,
     /// The feed's time where packets make it (files): when a gap is declared.
     packet_time: Option<i64>,
     /// Where the block of the arrival that is being processed lies in its packet.
@@ -190,7 +223,8 @@ impl ArbiterWorker {
             losses: parts.losses,
             // A stream begins once and ends once.
             unsent: VecDeque::with_capacity(2 * parts.arbiter.settings().streams_max),
-            open_loss: None,
+            open_losses: vec![None; parts.arbiter.settings().streams_max],
+            losing: false,
             packet_time: None,
             block_offset: 0,
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
@@ -206,6 +240,7 @@ impl ArbiterWorker {
             outlet,
             desk: parts.desk,
             report_at: 0,
+            sides_at: 0,
             stopped: false,
             ended: false,
             finished: false,
@@ -289,14 +324,18 @@ impl ArbiterWorker {
             return;
         }
         self.outlet.close_loss();
-        self.desk.put(self.arbiter.report());
+        self.desk.put_last(self.arbiter.report());
         self.finished = true;
     }
 
     fn report_if_wanted(&mut self, now: i64) {
-        if now >= self.report_at && self.desk.wanted.swap(false, Ordering::Relaxed) {
-            self.report_at = now + REPORT_EVERY_NS;
-            self.desk.put(self.arbiter.report());
+        if now < self.report_at || !self.desk.wanted.load(Ordering::Acquire) {
+            return;
+        }
+        self.report_at = now + REPORT_EVERY_NS;
+        self.desk.wanted.store(false, Ordering::Relaxed);
+        if !self.desk.put(self.arbiter.report()) {
+            self.desk.wanted.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -446,21 +485,38 @@ impl Outlet {
     }
 
     fn lose(&mut self, stream: StreamId, cause: &'static str, first: u64, last: u64) {
-        match &mut self.open_loss {
-            Some(open) if open.stream == stream && open.cause == cause && open.last + 1 == first => open.last = last,
+        let open = &mut self.open_losses[stream.0 as usize];
+        match open {
+            Some(open) if open.cause == cause && open.last + 1 == first => open.last = last,
             open => {
                 if let Some(closed) = open.replace(Loss { stream, cause, first, last }) {
+                    // A range that finds no room is told as unlisted: the counters stay exact.
                     let _ = self.losses.push(closed);
                 }
             }
         }
+        self.losing = true;
     }
 
-    fn close_loss(&mut self) {
-        if let Some(loss) = self.open_loss.take() {
-            let _ = self.losses.push(loss);
-            self.losses.flush();
+    /// Counts every record of a copy frame that goes nowhere.
+    fn lose_records(&mut self, records: &[u8], cause: &'static str) {
+        for record in CopiedRecords(records) {
+            match record.kind {
+                Copied::Message { .. } => self.lose(record.stream, cause, record.sequence, record.sequence),
+                Copied::Gap { .. } => self.counters.add(ArbiterCounter::LostMarks, 1),
+            }
         }
+    }
+
+    /// Tells the ranges under way.
+    fn close_loss(&mut self) {
+        if !std::mem::take(&mut self.losing) {
+            return;
+        }
+        for loss in self.open_losses.iter_mut().filter_map(Option::take) {
+            let _ = self.losses.push(loss);
+        }
+        self.losses.flush();
     }
 
     /// Copied records on their way to the store; what they are is read again only when they must be counted as lost.
@@ -474,11 +530,7 @@ impl Outlet {
             Ok(()) => self.counters.add(ArbiterCounter::Handed, u64::from(messages)),
             Err(Handoff::Copies { token, .. }) => {
                 self.counters.add(ArbiterCounter::LostLinkFull, u64::from(messages));
-                for record in CopiedRecords(areas.packet(&token)) {
-                    if matches!(record.kind, Copied::Message { .. }) {
-                        self.lose(record.stream, "link_full", record.sequence, record.sequence);
-                    }
-                }
+                self.lose_records(areas.packet(&token), "link_full");
                 self.release(token);
             }
             Err(_) => unreachable!("copies were pushed"),
@@ -510,11 +562,7 @@ impl Outlet {
             None => {
                 self.counters.add(ArbiterCounter::LostCopyPool, u64::from(messages));
                 let bytes = std::mem::take(&mut self.packing.bytes);
-                for record in CopiedRecords(&bytes) {
-                    if matches!(record.kind, Copied::Message { .. }) {
-                        self.lose(record.stream, "copy_pool", record.sequence, record.sequence);
-                    }
-                }
+                self.lose_records(&bytes, "copy_pool");
                 self.packing.bytes = bytes;
             }
         }
@@ -651,6 +699,11 @@ impl Worker for ArbiterWorker {
             self.outlet.close_loss();
             self.outlet.send_events();
             self.finish_if_drained(turn.now);
+        }
+        if turn.now >= self.sides_at {
+            self.sides_at = turn.now + SIDES_EVERY_NS;
+            let live = (0..self.arbiter.settings().sides).filter(|&side| self.arbiter.side_live(Side(side as u8)));
+            self.outlet.counters.set(ArbiterCounter::SidesLive, live.map(|side| 1 << side).sum());
         }
         self.report_if_wanted(turn.now);
         work

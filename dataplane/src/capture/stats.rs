@@ -142,10 +142,14 @@ pub enum ArbiterCounter {
     NotStored,
     /// Copy frames at home.
     CopyFramesHome,
+    /// Gap records that went the way of lost messages (the gaps stay in the report).
+    LostMarks,
+    /// Which sides are live in any session, a bit each.
+    SidesLive,
 }
 
 impl CounterIndex for ArbiterCounter {
-    const COUNT: usize = 9;
+    const COUNT: usize = 11;
 
     fn index(self) -> usize {
         self as usize

@@ -98,21 +98,38 @@ impl CaptureStatus {
         self.damage.lock().expect("nobody panics with it held").clone()
     }
 
-    /// The newest reports, by feed.
+    /// Fresh reports, by feed; waits for the arbiters within a bound.
     pub fn reports(&self) -> Vec<(String, Option<Arc<ArbiterReport>>)> {
         self.feeds.iter().map(|feed| (feed.name.clone(), feed.desk.read())).collect()
     }
 
+    /// Which sides of each feed are live: (feed, side's name, live), in a fixed order.
+    pub fn sides_live(&self) -> Vec<(&str, &str, bool)> {
+        let sides = self.feeds.iter().flat_map(|feed| {
+            let live = feed.counters.get(ArbiterCounter::SidesLive);
+            feed.sides
+                .iter()
+                .enumerate()
+                .map(move |(at, side)| (feed.name.as_str(), side.as_str(), live >> at & 1 == 1))
+        });
+        sides.collect()
+    }
+
     /// Every identity of CONTRACTS §3 that this job's terms can form.
     pub fn conservation(&self) -> Vec<Identity> {
+        self.conservation_of(&self.reports())
+    }
+
+    fn conservation_of(&self, reports: &[(String, Option<Arc<ArbiterReport>>)]) -> Vec<Identity> {
         let mut table = Vec::new();
         let xdp = (self.xdp)();
         for queue in &self.queues {
             self.frame_identities(queue, &xdp, &mut table);
         }
         let books = (self.books)();
-        for feed in &self.feeds {
-            self.feed_identities(feed, books.iter().find(|book| book.feed == feed.name), &mut table);
+        for (feed, (_, report)) in self.feeds.iter().zip(reports) {
+            let book = books.iter().find(|book| book.feed == feed.name);
+            self.feed_identities(feed, report.as_deref(), book, &mut table);
         }
         table
     }
@@ -146,7 +163,13 @@ impl CaptureStatus {
         ));
     }
 
-    fn feed_identities(&self, feed: &FeedView, book: Option<&StoreBook>, table: &mut Vec<Identity>) {
+    fn feed_identities(
+        &self,
+        feed: &FeedView,
+        report: Option<&ArbiterReport>,
+        book: Option<&StoreBook>,
+        table: &mut Vec<Identity>,
+    ) {
         let of = format!("feed {}", feed.name);
         let sides = self.sides.iter().filter(|side| side.feed == feed.name);
         let sent: u64 = sides.map(|side| side.counters.get(SideCounter::Messages)).sum();
@@ -156,8 +179,8 @@ impl CaptureStatus {
             ("passed_on", sent),
             vec![("taken", feed.counters.get(ArbiterCounter::Messages))],
         ));
-        let Some(report) = feed.desk.read() else { return };
-        stream_identities(&of, feed, &report, table);
+        let Some(report) = report else { return };
+        stream_identities(&of, feed, report, table);
         let emitted: u64 = report.streams.iter().map(|s| s.counts.unique + s.counts.late_fill).sum();
         let (taken, stored, lost, in_flight) = match book {
             Some(book) => (book.taken, book.stored, book.lost, book.in_flight),
@@ -184,7 +207,8 @@ impl CaptureStatus {
         ));
     }
 
-    fn collect_losses(&self) {
+    /// Takes loss ranges off the arbiters' links; to be called often, so that the links have room.
+    pub fn collect_losses(&self) {
         let mut losses = self.losses.lock().expect("nobody panics with it held");
         for feed in &self.feeds {
             let mut link = feed.losses.lock().expect("nobody panics with it held");
@@ -265,24 +289,52 @@ impl Source for CaptureStatus {
                 value: f64::from(u8::from(mode.zero_copy)),
             });
         }
-        for (feed, report) in self.reports() {
+        let reports = self.reports();
+        for (feed, report) in &reports {
             let Some(report) = report else { continue };
             for stream in &report.streams {
-                stream_samples(&feed, stream, out);
+                stream_samples(feed, stream, out);
             }
+            unattributed_samples(feed, report, out);
+        }
+        for feed in &self.feeds {
+            feed_samples(feed, out);
+        }
+        for (feed, side, live) in self.sides_live() {
+            out.push(Sample {
+                name: "sluice_capture_side_live",
+                help: "Whether the side counts as live in any session",
+                kind: Kind::Gauge,
+                labels: vec![("feed", feed.to_string()), ("side", side.to_string())],
+                value: f64::from(u8::from(live)),
+            });
+        }
+        for side in &self.sides {
+            out.push(Sample {
+                name: "sluice_capture_side_link_full_messages",
+                help: "Messages dropped at a queue because the link to the arbiter was full",
+                kind: Kind::Counter,
+                labels: vec![
+                    ("feed", side.feed.clone()),
+                    ("side", side.side.to_string()),
+                    ("queue", format!("{}:{}", self.queues[side.queue].source, self.queues[side.queue].queue)),
+                ],
+                value: side.counters.get(SideCounter::LinkFullMessages) as f64,
+            });
         }
         out.push(Sample {
             name: "sluice_capture_conservation_residue",
             help: "Sum of the residues of the conservation table; in flight while running, 0 when drained",
             kind: Kind::Gauge,
             labels: Vec::new(),
-            value: residue(&self.conservation()) as f64,
+            value: residue(&self.conservation_of(&reports)) as f64,
         });
     }
 
     fn status(&self) -> (&'static str, Value) {
         self.collect_losses();
-        let table = self.conservation();
+        let reports = self.reports();
+        let table = self.conservation_of(&reports);
         let queues: Vec<Value> = self.queues.iter().map(queue_json).collect();
         let sides: Vec<Value> = self
             .sides
@@ -297,7 +349,8 @@ impl Source for CaptureStatus {
                 })
             })
             .collect();
-        let feeds: Vec<Value> = self.feeds.iter().map(feed_json).collect();
+        let feeds: Vec<Value> =
+            self.feeds.iter().zip(&reports).map(|(feed, (_, report))| feed_json(feed, report.as_deref())).collect();
         let xdp: Vec<Value> = (self.xdp)()
             .iter()
             .map(|x| {
@@ -366,7 +419,7 @@ fn queue_json(queue: &QueueView) -> Value {
     Value::Object(map)
 }
 
-fn feed_json(feed: &FeedView) -> Value {
+fn feed_json(feed: &FeedView, report: Option<&ArbiterReport>) -> Value {
     let get = |counter| feed.counters.get(counter);
     json!({
         "feed": feed.name, "sides": feed.sides, "core": feed.core, "store": feed.store,
@@ -375,7 +428,7 @@ fn feed_json(feed: &FeedView) -> Value {
         "lost_link_full": get(ArbiterCounter::LostLinkFull), "lost_copy_pool": get(ArbiterCounter::LostCopyPool),
         "lost_raw": get(ArbiterCounter::LostRaw), "not_stored": get(ArbiterCounter::NotStored),
         "copy_frames": feed.copy_frames, "copy_frames_home": get(ArbiterCounter::CopyFramesHome),
-        "report": feed.desk.read().as_deref(),
+        "lost_marks": get(ArbiterCounter::LostMarks), "report": report,
     })
 }
 
@@ -426,6 +479,50 @@ fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
     }
 }
 
+/// What an arbiter could not hand on, by reason.
+fn feed_samples(feed: &FeedView, out: &mut Vec<Sample>) {
+    let lost: [(&'static str, ArbiterCounter); 2] =
+        [("link_full", ArbiterCounter::LostLinkFull), ("copy_pool", ArbiterCounter::LostCopyPool)];
+    for (reason, counter) in lost {
+        out.push(Sample {
+            name: "sluice_capture_not_handed_messages",
+            help: "Messages that could not be handed to the store",
+            kind: Kind::Counter,
+            labels: vec![("feed", feed.name.clone()), ("reason", reason.to_string())],
+            value: feed.counters.get(counter) as f64,
+        });
+    }
+    let named: [(&'static str, &'static str, ArbiterCounter); 5] = [
+        ("sluice_capture_arbiter_messages", "Messages taken by the arbiter", ArbiterCounter::Messages),
+        ("sluice_capture_handed_messages", "Messages handed to the store", ArbiterCounter::Handed),
+        ("sluice_capture_not_stored_messages", "Messages that no store is configured for", ArbiterCounter::NotStored),
+        ("sluice_capture_lost_raw_frames", "Raw frames that could not be handed to the store", ArbiterCounter::LostRaw),
+        (
+            "sluice_capture_lost_mark_records",
+            "Gap records that could not be handed to the store",
+            ArbiterCounter::LostMarks,
+        ),
+    ];
+    for (name, help, counter) in named {
+        let labels = vec![("feed", feed.name.clone())];
+        out.push(Sample { name, help, kind: Kind::Counter, labels, value: feed.counters.get(counter) as f64 });
+    }
+}
+
+/// Messages that belong to no stream: beyond the limits, or with numbers that cannot be.
+fn unattributed_samples(feed: &str, report: &ArbiterReport, out: &mut Vec<Sample>) {
+    let reasons = [("limit", report.unattributed.rejected_limit), ("overflow", report.unattributed.rejected_overflow)];
+    for (reason, count) in reasons {
+        out.push(Sample {
+            name: "sluice_capture_unattributed_messages",
+            help: "Messages rejected before any stream: \"limit\" means that streams_max or runs_max is used up",
+            kind: Kind::Counter,
+            labels: vec![("feed", feed.to_string()), ("reason", reason.to_string())],
+            value: count as f64,
+        });
+    }
+}
+
 fn stream_samples(feed: &str, stream: &StreamReport, out: &mut Vec<Sample>) {
     let counts = &stream.counts;
     let labels = || vec![("feed", feed.to_string()), ("stream", stream.stream.clone())];
@@ -444,6 +541,14 @@ fn stream_samples(feed: &str, stream: &StreamReport, out: &mut Vec<Sample>) {
     ];
     for (name, help, value) in named {
         out.push(Sample { name, help, kind: Kind::Counter, labels: labels(), value: value as f64 });
+    }
+    let gauges: [(&'static str, &'static str, u64); 3] = [
+        ("sluice_capture_held_messages", "Messages in the reorder window", counts.held),
+        ("sluice_capture_pending_messages", "Messages in pending suspects", counts.pending),
+        ("sluice_capture_missing_messages", "Messages neither held nor declared lost yet", stream.missing),
+    ];
+    for (name, help, value) in gauges {
+        out.push(Sample { name, help, kind: Kind::Gauge, labels: labels(), value: value as f64 });
     }
     out.push(Sample {
         name: "sluice_capture_gap_messages",

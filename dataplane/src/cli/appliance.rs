@@ -133,7 +133,10 @@ impl Appliance {
         let end = bound.map(|bound| clock::monotonic_ns() + bound.as_nanos() as i64);
         let mut watchdog = Watchdog::new(self.stall, clock::monotonic_ns());
         let mut links = LinkWatcher::open().ok();
+        let mut sides: Vec<bool> = Vec::new();
         loop {
+            self.capture.collect_losses();
+            self.side_changes(&mut sides);
             match signals.wait(LOOK_EVERY) {
                 Ok(Some(Asked::Stop)) => return Ending::Signal,
                 Ok(Some(Asked::Reload)) => {
@@ -162,6 +165,21 @@ impl Appliance {
                 return Ending::Fault(removed);
             }
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+    }
+
+    /// Logs each side that fell silent or came back.
+    fn side_changes(&self, known: &mut Vec<bool>) {
+        let now = self.capture.sides_live();
+        known.resize(now.len(), false);
+        for ((feed, side, live), known) in now.into_iter().zip(known) {
+            if live != *known {
+                *known = live;
+                match live {
+                    true => tracing::info!(feed, side, "side is live"),
+                    false => tracing::warn!(feed, side, "side is silent: it holds nothing back any more"),
+                }
+            }
         }
     }
 

@@ -42,6 +42,8 @@ pub struct StoreParts {
 pub struct StoreDesk {
     /// (stream key, cause, first, last).
     pub losses: Vec<(String, &'static str, u64, u64)>,
+    /// More ranges were lost than the list holds; the counters stay exact.
+    pub losses_truncated: bool,
     /// What the files' thread said: recoveries, removals, troubles; newest last.
     pub told: Vec<String>,
 }
@@ -179,7 +181,10 @@ impl StoreView {
 
     /// The store's samples.
     pub fn samples(&self, out: &mut Vec<Sample>) {
-        let named: [(&'static str, &'static str, Kind, StoreCounter); 9] = [
+        let named: [(&'static str, &'static str, Kind, StoreCounter); 12] = [
+            ("sluice_store_failed_seals", "Segments whose seal failed", Kind::Counter, StoreCounter::FailedSeals),
+            ("sluice_store_failed_syncs", "Syncs that failed", Kind::Counter, StoreCounter::FailedSyncs),
+            ("sluice_store_syncs", "Syncs done", Kind::Counter, StoreCounter::Syncs),
             (
                 "sluice_store_stored_records",
                 "Messages and raw frames in completed writes",
@@ -229,9 +234,9 @@ impl StoreView {
     pub fn status(&self) -> Value {
         let get = |counter| self.counters.get(counter);
         // One lock at a time: the worker never takes two either.
-        let (losses, told) = {
+        let (losses, told, truncated) = {
             let desk = self.desk.lock().expect("nobody panics with it held");
-            (desk.losses.clone(), desk.told.clone())
+            (desk.losses.clone(), desk.told.clone(), desk.losses_truncated)
         };
         let losses: Vec<Value> = losses
             .iter()
@@ -260,7 +265,7 @@ impl StoreView {
             "sealed_segments": get(StoreCounter::Sealed), "failed_seals": get(StoreCounter::FailedSeals),
             "free_blocks": get(StoreCounter::FreeBlocks), "full": get(StoreCounter::Full) == 1,
             "durable_arrival": get(StoreCounter::Durable), "next_arrival": get(StoreCounter::Next),
-            "streams": streams, "losses": losses, "told": told,
+            "streams": streams, "losses": losses, "losses_truncated": truncated, "told": told,
         })
     }
 }

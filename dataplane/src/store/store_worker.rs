@@ -140,12 +140,15 @@ pub struct StoreWorker {
     books: StreamBooks,
     taken: Vec<u64>,
     scratch: Vec<[u64; 3]>,
+    own_names: Vec<(StreamId, String)>,
+    names_told: usize,
+    own_told: Vec<String>,
     names: Arc<Mutex<StreamNames>>,
     desk: Arc<Mutex<StoreDesk>>,
     /// Next sequence of each (feed, side)'s raw frames; 0: not begun.
     raw_next: Vec<[u64; SIDES_MAX]>,
     registered: bool,
-    losses_told: usize,
+    lost_told: u64,
     publish_at: i64,
     steps: clock::StepWatch,
     clock_at: i64,
@@ -182,11 +185,14 @@ impl StoreWorker {
             taken: vec![0; books.len()],
             scratch: vec![[0; 3]; books.len()],
             books,
+            own_names: Vec::with_capacity(16),
+            names_told: 0,
+            own_told: Vec::new(),
             names,
             desk,
             raw_next: vec![[0; SIDES_MAX]; parts.feeds.len()],
             registered: false,
-            losses_told: 0,
+            lost_told: 0,
             publish_at: 0,
             steps: clock::StepWatch::default(),
             clock_at: 0,
@@ -214,7 +220,7 @@ impl StoreWorker {
                 let stream = store_stream(feed, self.parts.streams_max, stream);
                 let text = stream_key(&key, run);
                 self.writer.stream_begin(stream, &text);
-                self.names.lock().expect("nobody panics with it held").0.push((stream, text));
+                self.own_names.push((stream, text));
                 self.mark(RecordKind::StreamBegin, stream, base, &[], now);
             }
             Handoff::StreamEnd { stream } => {
@@ -303,7 +309,7 @@ impl StoreWorker {
             *next = self.writer.settings().arrival_first + 1;
             let key = raw_key(&self.parts.feeds[feed], side);
             self.writer.stream_begin(stream, &key);
-            self.names.lock().expect("nobody panics with it held").0.push((stream, key));
+            self.own_names.push((stream, key));
         }
         let meta = RecordMeta {
             kind: RecordKind::Raw,
@@ -374,11 +380,7 @@ impl StoreWorker {
 
     fn tell(&mut self, line: String) {
         tracing::warn!(store = self.parts.settings.name, "{line}");
-        let mut desk = self.desk.lock().expect("nobody panics with it held");
-        if desk.told.len() == TOLD_MAX {
-            desk.told.remove(0);
-        }
-        desk.told.push(line);
+        self.own_told.push(line);
     }
 
     /// Carries out what the writer wants.
@@ -444,30 +446,40 @@ impl StoreWorker {
                 cell.write([taken, stored, lost, in_flight]);
             }
         }
-        self.publish_losses();
+        self.publish_words();
     }
 
-    fn publish_losses(&mut self) {
-        let ranges = self.writer.losses().ranges();
-        if ranges.is_empty() {
-            return;
+    /// Names, words and loss ranges for the control thread. It never waits for its reader: what finds the desk taken
+    /// goes there the next time. One lock at a time.
+    /// False when something had to stay for the next time.
+    fn publish_words(&mut self) -> bool {
+        if self.names_told < self.own_names.len() {
+            let Ok(mut names) = self.names.try_lock() else { return false };
+            names.0.extend_from_slice(&self.own_names[self.names_told..]);
+            self.names_told = self.own_names.len();
         }
-        let names = self.names.lock().expect("nobody panics with it held");
+        let losses = self.writer.losses();
+        let (lost, told) = (losses.data_records(), self.own_told.len());
+        if lost == self.lost_told && told == 0 {
+            return true;
+        }
+        let Ok(mut desk) = self.desk.try_lock() else { return false };
         let name = |stream: StreamId| {
-            names
-                .0
-                .iter()
-                .find(|(id, _)| *id == stream)
-                .map_or_else(|| format!("stream {}", stream.0), |(_, key)| key.clone())
+            let known = self.own_names.iter().find(|(id, _)| *id == stream);
+            known.map_or_else(|| format!("stream {}", stream.0), |(_, key)| key.clone())
         };
-        // The newest range may still grow, so it is written again each time.
-        let from = self.losses_told.saturating_sub(names.0.len());
-        let mut desk = self.desk.lock().expect("nobody panics with it held");
-        desk.losses.truncate(from);
-        desk.losses.extend(
-            ranges[from..].iter().map(|range| (name(range.stream), range.cause.label(), range.first, range.last)),
-        );
-        self.losses_told = ranges.len();
+        if lost != self.lost_told {
+            self.lost_told = lost;
+            // A stream's range under way may stand anywhere in the list, so all are written again.
+            desk.losses.clear();
+            let ranges = losses.ranges().iter();
+            desk.losses.extend(ranges.map(|r| (name(r.stream), r.cause.label(), r.first, r.last)));
+            desk.losses_truncated = losses.truncated();
+        }
+        desk.told.append(&mut self.own_told);
+        let surplus = desk.told.len().saturating_sub(TOLD_MAX);
+        desk.told.drain(..surplus);
+        true
     }
 
     /// Tells the writer the clock that stamps are made with: a change begins a new block.
@@ -501,10 +513,9 @@ impl StoreWorker {
             self.writer.give_up(now);
         }
         if self.closing && !self.closed && self.writer.is_closed() {
-            self.closed = true;
-            // Once more from the first range: one of a quiet stream may have grown behind the newest ones.
-            self.losses_told = 0;
             self.publish();
+            // The last words must arrive: with the reader at the desk, the next turn tries again.
+            self.closed = self.publish_words();
         }
     }
 }
