@@ -11,7 +11,7 @@ use serde_json::Value;
 use sluice::sys::clock;
 use sluice::sys::nic::Interface;
 
-use super::appliance::{GROUP, PORT, Player, detached, done, output, sluice, until, workspace};
+use super::appliance::{GROUP, PATIENCE, PORT, Player, detached, done, output, sluice, until, workspace};
 use crate::common::netns::{self, Raw, Veth, ip};
 
 /// A look under way. Dropped, it is killed.
@@ -41,8 +41,20 @@ impl Look {
     /// Ctrl-C; what it wrote, what it said, and its exit code.
     fn end(mut self) -> (String, String, Option<i32>) {
         kill(Pid::from_raw(self.0.id() as i32), Signal::SIGINT).expect("it runs");
+        // The pipes are read while it ends: its rows are more than a pipe holds. One that does not end is killed.
+        let pid = self.0.id() as i32;
+        let (ended, waits) = std::sync::mpsc::channel();
+        let watchdog = std::thread::spawn(move || {
+            if waits.recv_timeout(PATIENCE).is_err() {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        });
         let (out, told) = self.text();
-        (out, told, self.0.wait().expect("a child of ours").code())
+        let _ = ended.send(());
+        watchdog.join().expect("no panic in it");
+        let status = self.0.wait().expect("a child of ours");
+        assert!(status.code().is_some(), "it does not end: {status}");
+        (out, told, status.code())
     }
 }
 

@@ -1,11 +1,17 @@
 //! Live frames through libpcap, for machines without AF_XDP and for a quick look: nothing is pinned, the kernel copies.
 
+use std::time::Duration;
+
 use pcap::{Active, Capture, Precision};
 
 use super::file::{FilePacket, SourceError};
+use crate::sys::clock;
 use crate::units::NANOS_PER_SECOND;
 use crate::wire::packet::LinkType;
 use crate::wire::pcap::PACKET_BYTES_MAX;
+
+/// Sleep between two looks at an empty buffer: 16 MiB hold a hundred of them at 1 Gbit/s.
+const NAP: Duration = Duration::from_millis(1);
 
 /// How an interface is listened to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +50,7 @@ pub struct LiveSource {
     interface: String,
     link: LinkType,
     packets: u64,
+    wait: Duration,
 }
 
 impl LiveSource {
@@ -65,7 +72,11 @@ impl LiveSource {
             capture.filter(&settings.filter, true).map_err(live)?;
         }
         let link = LinkType::from_value(u16::try_from(capture.get_datalink().0).unwrap_or(u16::MAX));
-        Ok(LiveSource { capture, interface: interface.to_string(), link, packets: 0 })
+        // With the kernel's block-wise ring libpcap sleeps without a bound, whatever timeout it is given: a caller that
+        // must look at a stop flag would never come back from a silent interface. So it never sleeps; `next` does.
+        let capture = capture.setnonblock().map_err(live)?;
+        let wait = Duration::from_millis(settings.wait_ms.into());
+        Ok(LiveSource { capture, interface: interface.to_string(), link, packets: 0, wait })
     }
 
     /// The next frame; `None` when none came within the settings' wait.
@@ -75,7 +86,10 @@ impl LiveSource {
     pub fn next(&mut self) -> Result<Option<FilePacket<'_>>, SourceError> {
         let packet = match self.capture.next_packet() {
             Ok(packet) => packet,
-            Err(pcap::Error::TimeoutExpired) => return Ok(None),
+            Err(pcap::Error::TimeoutExpired) => {
+                clock::sleep(NAP.min(self.wait));
+                return Ok(None);
+            }
             Err(error) => return Err(failed(&self.interface, &error)),
         };
         let index = self.packets;
