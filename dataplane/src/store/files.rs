@@ -11,10 +11,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile};
-use crate::store::scan::{Damage, Depth, Scan, read_footer, read_info, scan};
+use crate::store::scan::{Damage, Depth, read_footer, read_info, scan};
 use crate::store::{Fault, SegmentGrant, StampSource, StoreError};
 use crate::sys::{clock, file};
-use crate::wire::block::{SECTOR_BYTES, SegmentIndex, SegmentInfo, UuidText, pad};
+use crate::wire::block::{BlockError, SECTOR_BYTES, SegmentInfo, UuidText, pad};
 
 /// How often a full disk is tried again, and how soon a failed creation is. Writing has to resume within a second of
 /// space: this leaves time for the creation itself.
@@ -23,6 +23,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const RETENTION_EVERY: Duration = Duration::from_secs(5);
 /// How long the start waits for a reader that looks at the directory's lock.
 const LOCK_TRIES: u32 = 25;
+/// How much of a file without a readable header is looked at in one piece.
+const LOOK_BYTES: usize = 1024 * 1024;
 
 /// Where and how a store's files are made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -292,7 +294,10 @@ impl Worker {
     /// What was made ahead and never written to goes; what holds a block stays for the next start to seal.
     fn drop_unused(&mut self) {
         for segment in self.open.drain(..) {
-            let used = scan(&segment.file, &segment.path, Depth::Index, true).map(|scan| !scan.index.blocks.is_empty());
+            // Through a second descriptor: the segment's own may be O_DIRECT, which refuses unaligned reads.
+            let used = File::open(&segment.path)
+                .map_err(|source| StoreError::io("open", &segment.path, source))
+                .and_then(|file| holds_bytes(&file, &segment.path));
             if let Ok(false) = used {
                 let _ = fs::remove_file(&segment.path);
             }
@@ -417,32 +422,27 @@ impl Worker {
 }
 
 /// Seals a segment that a crash left: reads every block, writes a footer over the whole ones, gives the final name.
-/// One without a record is deleted. Returns its path, its records and what was torn.
+/// One that holds nothing is deleted; one whose every block is torn is sealed too, so that its bytes stay for whoever
+/// wants to look, and age like the rest. Returns its path, its records and what was torn.
+///
+/// # Errors
+/// [`StoreError::Kept`] when its first block cannot be read (damaged, or of another version) although something
+/// follows it: the file is left as it is.
 pub fn recover(path: &Path) -> Result<(PathBuf, u64, Vec<Damage>), StoreError> {
     let file = file::open_existing(path).map_err(|source| StoreError::io("open", path, source))?;
     let scanned = match scan(&file, path, Depth::Full, false) {
         Ok(scanned) => scanned,
-        // Killed while it was being made: not even the header is there, so no record can be.
-        Err(StoreError::Format { .. }) => Scan {
-            info: SegmentInfo {
-                uuid: [0; 16],
-                number: 0,
-                created_ns: 0,
-                block_bytes: 0,
-                stamp_source: StampSource::Unknown,
-            },
-            index: SegmentIndex::default(),
-            end: 0,
-            resume: 0,
-            footer: false,
-            stale_blocks: 0,
-            damage: Vec::new(),
-        },
+        Err(StoreError::Format { source, .. }) => {
+            // Killed while it was being made: not even the header is there, and nothing behind it.
+            if !matches!(source, BlockError::Version(_)) && !holds_bytes(&file, path)? {
+                return delete_empty(path);
+            }
+            return Err(StoreError::Kept { path: path.into(), source });
+        }
         Err(error) => return Err(error),
     };
-    if scanned.index.blocks.is_empty() {
-        fs::remove_file(path).map_err(|source| StoreError::io("delete", path, source))?;
-        return Ok((path.into(), 0, scanned.damage));
+    if scanned.index.blocks.is_empty() && scanned.damage.is_empty() {
+        return delete_empty(path);
     }
     let text = path.as_os_str().to_str().ok_or_else(|| {
         StoreError::io("rename", path, io::Error::new(io::ErrorKind::InvalidInput, "its name is not UTF-8"))
@@ -454,6 +454,30 @@ pub fn recover(path: &Path) -> Result<(PathBuf, u64, Vec<Damage>), StoreError> {
     let footer = scanned.index.encode_footer(&scanned.info, end);
     finish(&file, path, &sealed, &footer, end)?;
     Ok((sealed, scanned.index.records(), scanned.damage))
+}
+
+fn delete_empty(path: &Path) -> Result<(PathBuf, u64, Vec<Damage>), StoreError> {
+    fs::remove_file(path).map_err(|source| StoreError::io("delete", path, source))?;
+    Ok((path.into(), 0, Vec::new()))
+}
+
+/// Whether any byte behind the first sector is not zero: where nothing was written, preallocated space reads as zeros.
+fn holds_bytes(file: &File, path: &Path) -> Result<bool, StoreError> {
+    let io = |source| StoreError::io("read", path, source);
+    let mut window = vec![0; LOOK_BYTES];
+    let mut at = SECTOR_BYTES as u64;
+    while let Some(data) = file::next_data(file, at).map_err(io)? {
+        at = at.max(data);
+        let have = file::read_at(file, &mut window, at).map_err(io)?;
+        if window[..have].iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+        if have == 0 {
+            break;
+        }
+        at += have as u64;
+    }
+    Ok(false)
 }
 
 fn finish(file: &File, path: &Path, sealed: &Path, footer: &[u8], end: u64) -> Result<(), StoreError> {

@@ -479,6 +479,59 @@ fn a_left_over_file_without_a_record_is_swept_at_the_start() {
 }
 
 #[test]
+fn recovery_deletes_only_what_holds_nothing() {
+    use sluice::store::files::recover;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0000000003-00000000.tri.partial");
+    let (whole, _, ends) = unsealed(31, 60, 20);
+    let end = ends.last().unwrap().0;
+    let write = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(&path, &bytes).unwrap();
+        bytes
+    };
+    // A flipped bit in the segment header; a header of a later version; a header that never reached the disk.
+    let changes: [&dyn Fn(&mut Vec<u8>); 3] =
+        [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
+    for (place, change) in changes.iter().enumerate() {
+        let bytes = write(*change);
+        let error = recover(&path).expect_err("it cannot be read");
+        assert!(matches!(error, StoreError::Kept { .. }), "change {place}: {error}");
+        assert_eq!(fs::read(&path).unwrap(), bytes, "change {place}");
+    }
+    // A later version is not judged by what follows it.
+    fs::write(&path, {
+        let mut bytes = whole[..4096].to_vec();
+        bytes[24] = 2;
+        bytes
+    })
+    .unwrap();
+    assert!(matches!(recover(&path), Err(StoreError::Kept { .. })));
+    // Every block torn: nothing can be indexed, but the bytes stay.
+    let begins = || std::iter::once(4096).chain(ends.iter().map(|end| end.0)).take(ends.len());
+    let bytes = write(&|bytes| begins().for_each(|begin| bytes[begin + 200] ^= 1));
+    let (sealed, records, damage) = recover(&path).unwrap();
+    assert_eq!((records, damage.len()), (0, ends.len()), "{damage:?}");
+    assert_eq!(fs::read(&sealed).unwrap()[..end], bytes[..end]);
+    assert_eq!(read_all(&mut Reader::open(directory.path()).unwrap(), Select::All).0, []);
+    // A header and nothing else.
+    fs::write(&path, &whole[..4096]).unwrap();
+    assert_eq!(recover(&path).unwrap().1, 0);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_segment_made_ahead_and_never_used_is_gone_afterwards_with_direct_writes_too() {
+    for direct in [false, true] {
+        // The build's own folder: a real file system, where /tmp may be a tmpfs (which knows no O_DIRECT).
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        drop(SyncStore::create(directory.path(), SyncSettings { direct, ..small() }).unwrap());
+        assert_eq!(list(directory.path()).unwrap(), [], "direct: {direct}");
+    }
+}
+
+#[test]
 fn a_clock_that_steps_back_leaves_every_time_findable() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = SyncStore::create(directory.path(), small()).unwrap();
