@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile};
+use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile, Sweeper};
 use crate::store::scan::{Damage, Depth, read_footer, read_info, scan};
 use crate::store::{Fault, SegmentGrant, StampSource, StoreError};
 use crate::sys::{clock, file};
@@ -20,7 +20,7 @@ use crate::wire::block::{BlockError, SECTOR_BYTES, SegmentInfo, UuidText, pad};
 /// space: this leaves time for the creation itself.
 const RETRY: Duration = Duration::from_millis(200);
 /// How often retention looks at the directory when nothing else happens.
-const RETENTION_EVERY: Duration = Duration::from_secs(5);
+const RETENTION_EVERY: Duration = Duration::from_nanos(retention::SWEEP_EVERY_NS as u64);
 /// How long the start waits for a reader that looks at the directory's lock.
 const LOCK_TRIES: u32 = 25;
 /// How much of a file without a readable header is looked at in one piece.
@@ -142,6 +142,7 @@ impl Files {
         let (requests, inbox) = unbounded();
         let (outbox, reports) = unbounded();
         let mut worker = Worker {
+            sweeper: Sweeper::new(settings.retention),
             settings,
             next_number,
             open: Vec::new(),
@@ -254,6 +255,7 @@ struct Worker {
     /// Segments that a crash left, newest last; sealed when nothing else is asked.
     leftovers: Vec<SegmentFile>,
     _lock: Option<file::Lock>,
+    sweeper: Sweeper,
     retention_at: i64,
 }
 
@@ -405,9 +407,16 @@ impl Worker {
         if self.settings.single.is_some() {
             return;
         }
-        match retention::enforce(&self.settings.directory, &self.settings.retention, clock::utc_ns()) {
-            Ok(removed) if removed.is_empty() => {}
-            Ok(removed) => self.tell(FilesReport::Removed(removed)),
+        let open: Vec<&Path> = self.open.iter().map(|segment| segment.path.as_path()).collect();
+        match self.sweeper.sweep(&self.settings.directory, &open, clock::utc_ns(), self.retention_at) {
+            Ok(sweep) => {
+                if let Some(doubt) = sweep.doubt {
+                    self.tell(FilesReport::Trouble(doubt));
+                }
+                if !sweep.removed.is_empty() {
+                    self.tell(FilesReport::Removed(sweep.removed));
+                }
+            }
             Err(error) => self.tell(FilesReport::Trouble(error.to_string())),
         }
     }

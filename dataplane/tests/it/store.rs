@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use sluice::store::retention::{Retention, enforce, list};
+use sluice::store::retention::{Retention, SWEEP_EVERY_NS, Sweeper, enforce, list};
 use sluice::store::scan::Depth;
 use sluice::store::{
     Codec, FLAG_LATE_FILL, NO_TIME, Reader, RecordKind, RecordMeta, Select, Step, StoreError, SyncSettings, SyncStore,
@@ -449,6 +449,58 @@ fn retention_deletes_the_oldest_one_at_a_time_until_each_bound_holds() {
     let removed = enforce(directory.path(), &free, newest).unwrap();
     assert_eq!(removed.iter().map(|removed| &removed.path).collect::<Vec<_>>(), files[2..].iter().collect::<Vec<_>>());
     assert!(removed.iter().all(|removed| removed.bound == "free"));
+}
+
+#[test]
+fn open_segments_do_not_count_against_the_bound_and_left_over_ones_do() {
+    let (directory, files) = filled(4);
+    let open = [directory.path().join("0000000090-aa.tri.partial"), directory.path().join("0000000091-bb.tri.partial")];
+    open.iter().for_each(|path| fs::write(path, vec![1; 128 << 10]).unwrap());
+    let sealed = |files: &[sluice::store::retention::SegmentFile]| -> u64 {
+        files.iter().filter(|file| file.sealed).map(|file| file.disk_bytes).sum()
+    };
+    let retention = Retention { bytes_max: Some(sealed(&list(directory.path()).unwrap())), ..Retention::default() };
+    let mut sweeper = Sweeper::new(retention);
+    let paths: Vec<&Path> = open.iter().map(PathBuf::as_path).collect();
+    assert_eq!(sweeper.sweep(directory.path(), &paths, 0, 0).unwrap().removed, []);
+    // The second is no longer the writer's: what a crash left counts like the rest.
+    let removed = sweeper.sweep(directory.path(), &paths[..1], 0, 0).unwrap().removed;
+    assert_eq!(
+        removed.iter().map(|removed| &removed.path).collect::<Vec<_>>(),
+        files.iter().take(removed.len()).collect::<Vec<_>>()
+    );
+    assert!(!removed.is_empty() && open.iter().all(|path| path.exists()));
+}
+
+#[test]
+fn a_clock_that_is_set_forward_costs_one_segment_each_sweep_at_most() {
+    const HOUR: i64 = 3600 * 1_000_000_000;
+    let (directory, files) = filled(4);
+    let left = || list(directory.path()).unwrap().len();
+    let newest = list(directory.path()).unwrap().iter().map(|file| file.modified_ns).max().unwrap();
+    let age = Retention { age_ns_max: Some(HOUR), ..Retention::default() };
+    let mut sweeper = Sweeper::new(age);
+    let mut sweep = |utc, monotonic| sweeper.sweep(directory.path(), &[], utc, monotonic).unwrap();
+    assert_eq!(sweep(newest, 0), Default::default());
+    let first = sweep(newest + 30 * HOUR, 1);
+    assert_eq!((first.removed.len(), left()), (1, files.len() - 1));
+    assert!(first.doubt.as_ref().is_some_and(|doubt| doubt.contains("107999 s")), "{:?}", first.doubt);
+    // Many calls in one interval (a seal asks too), then one of the next; the clock comes back and nothing goes.
+    assert_eq!(sweep(newest + 30 * HOUR, 2), Default::default());
+    assert_eq!(sweep(newest + 30 * HOUR, SWEEP_EVERY_NS + 1).removed.len(), 1);
+    assert_eq!(sweep(newest, 3 * SWEEP_EVERY_NS), Default::default());
+    for turn in 4..40 {
+        sweep(newest + 30 * HOUR, turn * SWEEP_EVERY_NS);
+    }
+    assert_eq!(
+        list(directory.path()).unwrap().iter().map(|file| &file.path).collect::<Vec<_>>(),
+        [files.last().unwrap()]
+    );
+    // A process that starts under the wrong clock is as careful: it sees only old segments.
+    let (directory, files) = filled(4);
+    let first = Sweeper::new(age).sweep(directory.path(), &[], newest + 30 * HOUR, 0).unwrap();
+    assert_eq!((first.removed.len(), first.removed[0].path == files[0]), (1, true));
+    assert!(first.doubt.is_some());
 }
 
 #[test]
