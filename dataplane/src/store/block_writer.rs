@@ -14,13 +14,16 @@ use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND, StreamId};
 use crate::wire::block::{
     BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCK_STREAMS_MAX, BlockEntry, BlockHeader, BlockKind, CHUNK_ENTRY_BYTES, Codec,
     HEADER_BYTES, KEY_BYTES_MAX, RANGE_ENTRY_BYTES, RECORD_HEADER_BYTES, RangeClass, Records, SECTOR_BYTES,
-    SegmentIndex, SegmentInfo, SegmentRange, StampSource, encode_stream, pad,
+    STREAM_ENTRY_BYTES, SegmentIndex, SegmentInfo, SegmentRange, StampSource, encode_stream, pad,
 };
 use crate::wire::segment::{Framing, Messages};
 
 /// A write that makes no progress this many times in a row is an error: the kernel may answer a write with 0 bytes,
 /// but a disk that keeps doing so will not stop.
 const EMPTY_WRITES_MAX: u32 = 3;
+/// Most tries to seal a segment on a full disk: five minutes at the usual 200 ms. Then it stays `.partial`, which is
+/// read all the same, and the next start seals it.
+const SEAL_TRIES_MAX: u32 = 1500;
 /// Most blocks that a segment's index has room for from the start: 1 GiB of 256 KiB blocks; about 1 MB of entries.
 const INDEX_BLOCKS_RESERVED_MAX: u64 = 4096;
 
@@ -42,7 +45,7 @@ pub struct WriterSettings {
     pub block_bytes: usize,
     /// A block that holds a record is sealed this long after its first one, ns.
     pub flush_ns: i64,
-    /// A segment ends before it would exceed this many bytes (its footer comes on top).
+    /// A segment ends before it would exceed this many bytes, its footer included.
     pub segment_bytes: u64,
     /// A segment ends this long after its first record, ns; `None`: only by size.
     pub segment_ns: Option<i64>,
@@ -108,8 +111,9 @@ pub enum Op {
         /// Number of the segment.
         segment: u64,
     },
-    /// All its writes are done: write the footer at `end`, cut the file after it, make it durable, give it its final
-    /// name; answer with [`StoreWriter::on_sealed`].
+    /// All its writes are done: make them durable, write the footer at `end`, cut the file after it, make that
+    /// durable, give it its final name; answer with [`StoreWriter::on_sealed`]. [`Fault::NoSpace`] says that the
+    /// blocks are durable and the footer found no space: the operation comes again later.
     Seal {
         /// Number of the segment.
         segment: u64,
@@ -178,8 +182,10 @@ pub struct Counters {
     pub failed_syncs: u64,
     /// Segments sealed.
     pub sealed_segments: u64,
-    /// Segments whose seal failed; their blocks are readable all the same.
+    /// Segments whose seal failed for good; their blocks are readable all the same.
     pub failed_seals: u64,
+    /// Seals that found no space for the footer and were tried again.
+    pub retried_seals: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -251,8 +257,31 @@ struct Segment {
     in_flight: u32,
     closing: bool,
     sealing: bool,
+    seal_tries: u32,
+    /// When a seal that found no space is tried again.
+    seal_again: Option<i64>,
     sync: Option<u64>,
     unsynced: Option<i64>,
+}
+
+impl Segment {
+    fn new(grant: &SegmentGrant, index: SegmentIndex) -> Segment {
+        Segment {
+            info: grant.info,
+            next_offset: grant.begin,
+            next_index: 1,
+            begun: None,
+            index,
+            dead: Vec::new(),
+            in_flight: 0,
+            closing: false,
+            sealing: false,
+            seal_tries: 0,
+            seal_again: None,
+            sync: None,
+            unsynced: None,
+        }
+    }
 }
 
 /// The machine. `B` is the memory of a block.
@@ -279,6 +308,7 @@ pub struct StoreWriter<B> {
     durable_stop: Option<u64>,
     no_space: bool,
     closed: bool,
+    given_up: bool,
     losses: LossLog,
     counters: Counters,
     scratch: Vec<u8>,
@@ -336,6 +366,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
             durable_stop: None,
             no_space: false,
             closed: false,
+            given_up: false,
             losses: LossLog::new(settings.loss_ranges_max),
             counters: Counters::default(),
             scratch: match settings.codec {
@@ -611,7 +642,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         if let Some(active) = &self.active
             && !self.settings.single
             && active.next_index > 1
-            && active.next_offset + bytes as u64 > self.settings.segment_bytes
+            && active.next_offset + (bytes + self.footer_bytes(active, at)) as u64 > self.settings.segment_bytes
         {
             self.rotate(now);
         }
@@ -620,19 +651,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 self.ask_segment();
                 return false;
             };
-            self.active = Some(Segment {
-                info: grant.info,
-                next_offset: grant.begin,
-                next_index: 1,
-                begun: None,
-                index: reserved_index(&self.settings),
-                dead: Vec::new(),
-                in_flight: 0,
-                closing: false,
-                sealing: false,
-                sync: None,
-                unsynced: None,
-            });
+            self.active = Some(Segment::new(&grant, reserved_index(&self.settings)));
             if !self.settings.single && !self.closed {
                 self.ask_segment();
             }
@@ -652,6 +671,16 @@ impl<B: BlockBuffer> StoreWriter<B> {
         let keys: usize = slot.fill.locals.iter().map(|local| 8 + self.key(local.stream).len()).sum();
         let index = slot.fill.chunks.len() * CHUNK_ENTRY_BYTES + slot.fill.ranges.len() * RANGE_ENTRY_BYTES + keys;
         pad(HEADER_BYTES + slot.stored_bytes + index)
+    }
+
+    /// Bytes of the segment's footer, at most, if block `at` comes into it. The footer has to find its place in the
+    /// preallocated space: on a full disk there is no other.
+    fn footer_bytes(&self, segment: &Segment, at: usize) -> usize {
+        let fill = &self.slots[at].fill;
+        let streams = fill.locals.iter().filter_map(|local| self.streams[local.stream.0 as usize].as_ref());
+        let fresh = streams.filter(|stream| stream.segment != segment.info.number);
+        let key_bytes = fresh.map(|stream| STREAM_ENTRY_BYTES + stream.key.len()).sum();
+        segment.index.footer_bytes(1, fill.ranges.len(), key_bytes)
     }
 
     fn key(&self, stream: StreamId) -> &str {
@@ -750,7 +779,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         self.no_space = false;
         self.next = Some(grant);
         self.issue(now);
-        self.settle_close();
+        self.settle_close(now);
     }
 
     /// No segment could be made; the other side goes on trying.
@@ -886,18 +915,37 @@ impl<B: BlockBuffer> StoreWriter<B> {
         }
     }
 
-    /// A seal came back.
+    /// A seal came back. Without space for the footer the segment stays open and the seal is tried again; its blocks
+    /// are durable. After any other failure nobody knows what is.
     pub fn on_sealed(&mut self, number: u64, result: Result<(), Fault>, now: i64) {
+        let again = result == Err(Fault::NoSpace) && self.seal_later(number, now);
         match result {
             Ok(()) => self.counters.sealed_segments += 1,
-            Err(_) => {
+            Err(Fault::NoSpace) if again => self.counters.retried_seals += 1,
+            Err(fault) => {
                 self.counters.failed_seals += 1;
-                self.stop_durable();
+                if fault != Fault::NoSpace {
+                    self.stop_durable();
+                }
             }
         }
         self.settle_orders(number, u64::MAX);
-        self.closing.retain(|segment| segment.info.number != number);
+        if !again {
+            self.closing.retain(|segment| segment.info.number != number);
+        }
         self.settle(now);
+    }
+
+    fn seal_later(&mut self, number: u64, now: i64) -> bool {
+        let (given_up, retry_ns) = (self.given_up, self.settings.retry_ns);
+        let segment = self.segment_mut(number);
+        segment.seal_tries += 1;
+        if given_up || segment.seal_tries >= SEAL_TRIES_MAX {
+            return false;
+        }
+        segment.sealing = false;
+        segment.seal_again = Some(now + retry_ns);
+        true
     }
 
     fn rotate(&mut self, now: i64) {
@@ -918,7 +966,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 segment.unsynced = None;
                 self.ops.push_back(Op::Sync { segment: segment.info.number });
             }
-            if segment.closing && !segment.sealing && segment.in_flight == 0 && segment.sync.is_none() {
+            let due = segment.seal_again.is_none_or(|at| now >= at);
+            if segment.closing && !segment.sealing && segment.in_flight == 0 && segment.sync.is_none() && due {
                 segment.sealing = true;
                 drop_dead(segment);
                 let footer = segment.index.encode_footer(&segment.info, segment.next_offset);
@@ -929,36 +978,24 @@ impl<B: BlockBuffer> StoreWriter<B> {
             self.orders.pop_front();
             self.orders_begin += 1;
         }
-        self.settle_close();
+        self.settle_close(now);
     }
 
-    fn settle_close(&mut self) {
+    fn settle_close(&mut self, now: i64) {
         if !self.closed || !self.sealed.is_empty() {
             return;
         }
         if let Some(mut segment) = self.active.take() {
             segment.closing = true;
             self.closing.push(segment);
-            return self.settle(0);
+            return self.settle(now);
         }
         if let Some(grant) = self.next.take() {
             if self.settings.single && self.closing.is_empty() && self.counters.sealed_segments == 0 {
                 // A file was asked for: it exists even without a record.
                 let footer = SegmentIndex::default().encode_footer(&grant.info, grant.begin);
-                let index = SegmentIndex::default();
-                self.closing.push(Segment {
-                    info: grant.info,
-                    next_offset: grant.begin,
-                    next_index: 1,
-                    begun: None,
-                    index,
-                    dead: Vec::new(),
-                    in_flight: 0,
-                    closing: true,
-                    sealing: true,
-                    sync: None,
-                    unsynced: None,
-                });
+                let segment = Segment::new(&grant, SegmentIndex::default());
+                self.closing.push(Segment { closing: true, sealing: true, ..segment });
                 self.ops.push_back(Op::Seal { segment: grant.info.number, footer, end: grant.begin });
             } else {
                 self.ops.push_back(Op::Discard { segment: grant.info.number });
@@ -998,7 +1035,9 @@ impl<B: BlockBuffer> StoreWriter<B> {
             _ => None,
         };
         let retry = self.full_until.filter(|_| !self.sealed.is_empty());
-        [flush, rotate, sync, retry].into_iter().flatten().min()
+        let seal =
+            self.closing.iter().filter(|segment| !segment.sealing).filter_map(|segment| segment.seal_again).min();
+        [flush, rotate, sync, retry, seal].into_iter().flatten().min()
     }
 
     /// No more records: seals the open block, then the segments. Go on with operations and completions until
@@ -1014,7 +1053,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
         self.settle(now);
     }
 
-    /// Gives up what no write is out for (a full disk while closing): counted as lost for want of space.
+    /// Gives up what no write is out for (a full disk while closing): counted as lost for want of space. A segment
+    /// whose footer finds no space is left unsealed.
     pub fn give_up(&mut self, now: i64) {
         while let Some(at) = self.sealed.pop_front() {
             let slot = &self.slots[at];
@@ -1025,6 +1065,10 @@ impl<B: BlockBuffer> StoreWriter<B> {
             }
         }
         self.asked = false;
+        self.given_up = true;
+        let closing = self.closing.len();
+        self.closing.retain(|segment| segment.sealing || segment.seal_again.is_none());
+        self.counters.failed_seals += (closing - self.closing.len()) as u64;
         self.settle(now);
     }
 
@@ -1075,7 +1119,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     }
 
     /// Every record with a lower arrival index is durable or counted as lost. Stands still for good after a failed
-    /// sync or seal.
+    /// sync, or a seal that failed for another reason than a full disk.
     pub fn durable_arrival(&self) -> u64 {
         if let Some(stop) = self.durable_stop {
             return stop;
@@ -1219,4 +1263,5 @@ fn drop_dead(segment: &mut Segment) {
         }
     }
     segment.index = index;
+    segment.dead.clear();
 }

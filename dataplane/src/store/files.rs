@@ -23,6 +23,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const RETENTION_EVERY: Duration = Duration::from_nanos(retention::SWEEP_EVERY_NS as u64);
 /// How long the start waits for a reader that looks at the directory's lock.
 const LOCK_TRIES: u32 = 25;
+/// The step of a seal that may lack space.
+const WRITE_FOOTER: &str = "write the footer of";
 /// How much of a file without a readable header is looked at in one piece.
 const LOOK_BYTES: usize = 1024 * 1024;
 
@@ -381,11 +383,12 @@ impl Worker {
         let result = finish(&segment.file, &segment.path, &segment.sealed_path, footer, end);
         let (result, told) = match result {
             Ok(()) => (Ok(()), segment.sealed_path.display().to_string()),
+            // The writer asks again.
             Err(error) => {
-                let fault = match &error {
-                    StoreError::Io { source, .. } => fault_of(source),
-                    _ => Fault::Io(libc::EIO),
-                };
+                let fault = seal_fault(&error);
+                if fault == Fault::NoSpace {
+                    self.open.push(segment);
+                }
                 (Err(fault), error.to_string())
             }
         };
@@ -491,7 +494,9 @@ fn holds_bytes(file: &File, path: &Path) -> Result<bool, StoreError> {
 
 fn finish(file: &File, path: &Path, sealed: &Path, footer: &[u8], end: u64) -> Result<(), StoreError> {
     let io = |what| move |source| StoreError::io(what, path, source);
-    write_aligned(file, footer, end).map_err(io("write the footer of"))?;
+    // First the blocks: without space for the footer they are durable all the same.
+    file::sync_data(file).map_err(io("sync"))?;
+    write_aligned(file, footer, end).map_err(io(WRITE_FOOTER))?;
     file.set_len(end + footer.len() as u64).map_err(io("cut"))?;
     file.sync_all().map_err(io("sync"))?;
     if sealed.exists() {
@@ -513,6 +518,15 @@ fn write_aligned(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     let mut aligned = file::AlignedBuffer::new(bytes.len())?;
     aligned[..bytes.len()].copy_from_slice(bytes);
     file::write_all_at(file, &aligned, offset)
+}
+
+/// Only the footer's ENOSPC is worth another try: one of a sync speaks of blocks that never got their space.
+fn seal_fault(error: &StoreError) -> Fault {
+    match error {
+        StoreError::Io { what: WRITE_FOOTER, source, .. } => fault_of(source),
+        StoreError::Io { source, .. } => Fault::Io(source.raw_os_error().unwrap_or(libc::EIO)),
+        _ => Fault::Io(libc::EIO),
+    }
 }
 
 fn fault_of(error: &io::Error) -> Fault {

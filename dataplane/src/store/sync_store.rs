@@ -325,7 +325,10 @@ impl SyncStore {
     }
 
     fn progress(&self) -> (Counters, u64) {
-        (Counters { retried_writes: 0, ..self.writer.counters() }, self.writer.active_segment().unwrap_or(0))
+        (
+            Counters { retried_writes: 0, retried_seals: 0, ..self.writer.counters() },
+            self.writer.active_segment().unwrap_or(0),
+        )
     }
 
     /// Sleeps until a completion, a report or [`WAIT`].
@@ -385,6 +388,8 @@ impl SyncStore {
         match told {
             Told::Sealed(path) => self.sealed.push(path),
             Told::Damage(damage) => self.damage.extend(damage),
+            // A full disk says the same five times a second.
+            Told::Trouble(text) if self.trouble.last() == Some(&text) => {}
             Told::Trouble(text) => self.trouble.push(text),
         }
     }

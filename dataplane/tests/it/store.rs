@@ -874,6 +874,62 @@ mod machine {
     }
 
     #[test]
+    fn a_seal_without_space_is_tried_again_and_leaves_the_watermark_alone() {
+        let settings = WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() };
+        let settings = WriterSettings { segment_ns: Some(NANOS_PER_SECOND), ..settings };
+        let mut writer = machine(settings, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=7, 0);
+        writer.on_tick(NANOS_PER_SECOND);
+        let (slot, bytes, _) = writes(&ops(&mut writer))[0];
+        writer.on_write(slot, Ok(bytes), NANOS_PER_SECOND);
+        writer.segment_ready(grant(2), NANOS_PER_SECOND);
+        writer.on_tick(NANOS_PER_SECOND);
+        let seal = ops(&mut writer);
+        assert!(matches!(&seal[..], [Op::Seal { segment: 1, end: 12288, .. }]), "{seal:?}");
+        let mut now = 2 * NANOS_PER_SECOND;
+        for _ in 0..3 {
+            writer.on_sealed(1, Err(Fault::NoSpace), now);
+            assert_eq!(writer.durable_arrival(), 7, "the blocks are on the disk");
+            assert_eq!(ops(&mut writer), []);
+            now += 200 * NANOS_PER_MILLI;
+            assert_eq!(writer.deadline(), Some(now));
+            writer.on_tick(now);
+            assert_eq!(ops(&mut writer), seal, "the same again");
+        }
+        writer.on_sealed(1, Err(Fault::NoSpace), now);
+        append(&mut writer, 8..=8, now);
+        writer.close(now);
+        let (slot, bytes, _) = writes(&ops(&mut writer))[0];
+        writer.on_write(slot, Ok(bytes), now);
+        assert!(matches!(&ops(&mut writer)[..], [Op::Seal { segment: 2, .. }]));
+        writer.on_sealed(2, Err(Fault::NoSpace), now);
+        assert!(!writer.is_closed(), "space may come as long as nobody gives up");
+        writer.give_up(now);
+        let counters = writer.counters();
+        assert_eq!((writer.is_closed(), counters.failed_seals, counters.retried_seals), (true, 2, 5));
+        assert_eq!((writer.durable_arrival(), writer.losses().data_records()), (8, 0));
+    }
+
+    #[test]
+    fn a_segment_keeps_room_for_its_footer() {
+        for (segment_bytes, blocks) in [(4096 + 2 * 8192 + 4096, 2), (4096 + 2 * 8192, 1)] {
+            let settings = WriterSettings { segment_bytes, sync: SyncPolicy::Never, ..WriterSettings::default() };
+            let mut writer = machine(settings, 8);
+            writer.segment_ready(grant(1), 0);
+            append(&mut writer, 1..=29, 0);
+            let out = ops(&mut writer);
+            assert_eq!(writes(&out).len(), blocks, "{segment_bytes}");
+            writes(&out).iter().for_each(|&(slot, bytes, _)| writer.on_write(slot, Ok(bytes), 0));
+            let sealed = ops(&mut writer).into_iter().find_map(|op| match op {
+                Op::Seal { footer, end, .. } => Some(end + footer.len() as u64),
+                _ => None,
+            });
+            assert!(sealed.is_some_and(|bytes| bytes <= segment_bytes), "{sealed:?} of {segment_bytes}");
+        }
+    }
+
+    #[test]
     fn a_run_that_does_not_fit_is_split_over_blocks_and_its_rest_counted() {
         let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 2);
         writer.segment_ready(grant(1), 0);

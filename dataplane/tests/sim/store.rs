@@ -271,8 +271,12 @@ impl Sim {
         if self.faults && self.chance(50) {
             return self.writer.on_sealed(number, Err(Fault::Io(libc::EIO)), self.now);
         }
+        let no_room = self.faults && (self.full || self.chance(20));
         let segment = self.segments.get_mut(&number).expect("it lives");
         segment.settle(u64::MAX);
+        if no_room {
+            return self.writer.on_sealed(number, Err(Fault::NoSpace), self.now);
+        }
         segment.durable.truncate(end as usize);
         segment.durable.extend_from_slice(&footer);
         segment.sealed = true;
