@@ -618,6 +618,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
         if self.full_until.is_some_and(|until| now < until) {
             return;
         }
+        // Over: a block that now waits for a segment or for its packing has no deadline.
+        self.full_until = None;
         while let Some(&at) = self.sealed.front() {
             if !self.slots[at].packed {
                 return;
@@ -1027,7 +1029,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
         let flush = self.filling.map(|slot| &self.slots[slot].fill).filter(|fill| fill.records > 0);
         let flush = flush.map(|fill| fill.begun + self.settings.flush_ns);
         let begun = self.active.as_ref().and_then(|segment| segment.begun);
-        let rotate = self.settings.segment_ns.and_then(|age| begun.map(|begun| begun + age));
+        let rotate = self.settings.segment_ns.filter(|_| !self.settings.single);
+        let rotate = rotate.and_then(|age| begun.map(|begun| begun + age));
         let sync = match self.settings.sync {
             SyncPolicy::Interval(interval) => {
                 self.active.as_ref().and_then(|s| s.unsynced.filter(|_| s.sync.is_none())).map(|at| at + interval)

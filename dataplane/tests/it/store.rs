@@ -930,6 +930,34 @@ mod machine {
     }
 
     #[test]
+    fn a_deadline_is_never_in_the_past_while_a_full_disk_holds_up_the_next_segment() {
+        let settings = WriterSettings { segment_bytes: 4096 + 8192 + 4096, ..WriterSettings::default() };
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..settings }, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=15, 0);
+        let (slot, bytes, _) = writes(&ops(&mut writer))[0];
+        writer.on_write(slot, Err(Fault::NoSpace), 0);
+        writer.segment_failed(Fault::NoSpace);
+        let mut now = 0;
+        for _ in 0..20 {
+            let Some(deadline) = writer.deadline() else { break };
+            assert!(deadline > now, "deadline {deadline} at {now}");
+            now = deadline;
+            writer.on_tick(now);
+            if let [(again, ..)] = writes(&ops(&mut writer))[..] {
+                writer.on_write(again, Ok(bytes), now);
+            }
+        }
+        assert_eq!(writer.deadline(), None, "only a segment can help");
+        let settings = WriterSettings { segment_ns: Some(5), single: true, ..WriterSettings::default() };
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..settings }, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=1, 0);
+        writer.flush(0);
+        assert_eq!(writer.deadline(), None, "a single file does not rotate");
+    }
+
+    #[test]
     fn a_run_that_does_not_fit_is_split_over_blocks_and_its_rest_counted() {
         let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 2);
         writer.segment_ready(grant(1), 0);
