@@ -20,12 +20,20 @@ pub enum LostCause {
     TooLong = 3,
     /// The store is closing.
     Closed = 4,
+    /// Its stream was never registered.
+    Unregistered = 5,
 }
 
 impl LostCause {
     /// Every cause, in order of its number.
-    pub const ALL: [LostCause; 5] =
-        [LostCause::DiskSlow, LostCause::NoSpace, LostCause::WriteError, LostCause::TooLong, LostCause::Closed];
+    pub const ALL: [LostCause; 6] = [
+        LostCause::DiskSlow,
+        LostCause::NoSpace,
+        LostCause::WriteError,
+        LostCause::TooLong,
+        LostCause::Closed,
+        LostCause::Unregistered,
+    ];
 
     /// The cause's label.
     pub fn label(self) -> &'static str {
@@ -35,6 +43,7 @@ impl LostCause {
             LostCause::WriteError => "write_error",
             LostCause::TooLong => "too_long",
             LostCause::Closed => "closed",
+            LostCause::Unregistered => "unregistered",
         }
     }
 }
@@ -101,9 +110,16 @@ impl LossLog {
     /// Counts the loss of data [first, last] of a stream. Joins the stream's newest range where it goes on.
     pub(crate) fn data(&mut self, cause: LostCause, stream: StreamId, first: u64, last: u64) {
         self.counts[cause as usize].data_records += last - first + 1;
-        self.by_stream[stream.0 as usize] += last - first + 1;
+        // A stream that was never registered has no book: its loss stands in the cause's count and in the ranges.
+        if let Some(lost) = self.by_stream.get_mut(stream.0 as usize) {
+            *lost += last - first + 1;
+        }
         self.generation += 1;
-        let open = self.open[stream.0 as usize] as usize;
+        let newest = self.ranges.len().checked_sub(1).filter(|&at| self.ranges[at].stream == stream);
+        let open = match self.open.get(stream.0 as usize) {
+            Some(&open) => open as usize,
+            None => newest.unwrap_or(usize::MAX),
+        };
         if let Some(range) = self.ranges.get_mut(open)
             && range.cause == cause
             && range.last.wrapping_add(1) == first
@@ -114,12 +130,18 @@ impl LossLog {
         }
         if self.ranges.len() == self.ranges_max {
             self.unlisted += last - first + 1;
-            self.open[stream.0 as usize] = u32::MAX;
+            self.set_open(stream, u32::MAX);
             return;
         }
-        self.open[stream.0 as usize] = self.ranges.len() as u32;
+        self.set_open(stream, self.ranges.len() as u32);
         self.ranges.push(LossRange { cause, stream, first, last });
         self.changed.push(self.generation);
+    }
+
+    fn set_open(&mut self, stream: StreamId, place: u32) {
+        if let Some(open) = self.open.get_mut(stream.0 as usize) {
+            *open = place;
+        }
     }
 
     /// Counts the loss of `count` records that are not data.

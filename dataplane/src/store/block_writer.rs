@@ -380,7 +380,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         writer
     }
 
-    /// Registers a stream; must come before its first record. Allocates, like a stream's beginning everywhere.
+    /// Registers a stream; must come before its first record (else that is lost as unregistered). Allocates, like a stream's beginning everywhere.
     pub fn stream_begin(&mut self, stream: StreamId, key: &str) {
         assert!(key.len() <= KEY_BYTES_MAX && !key.is_empty(), "stream key {key:?}");
         let place = stream.0 as usize;
@@ -530,7 +530,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     #[inline]
     fn local(&mut self, slot: usize, stream: StreamId, now: i64, body_bytes: usize) -> Result<(usize, u16), LostCause> {
         let known = self.streams.get(stream.0 as usize).and_then(Option::as_ref);
-        let known = known.unwrap_or_else(|| panic!("stream {} was not registered", stream.0));
+        let known = known.ok_or(LostCause::Unregistered)?;
         if known.block == self.block_serial {
             return Ok((slot, known.local));
         }
@@ -1111,7 +1111,9 @@ impl<B: BlockBuffer> StoreWriter<B> {
         for slot in self.slots.iter().filter(|slot| slot.state != SlotState::Free) {
             for range in slot.fill.ranges.iter().filter(|range| range.class != RangeClass::Mark) {
                 let stream = slot.fill.locals[usize::from(range.local)].stream;
-                out[stream.0 as usize][2] += u64::from(range.count);
+                if let Some(book) = out.get_mut(stream.0 as usize) {
+                    book[2] += u64::from(range.count);
+                }
             }
         }
     }

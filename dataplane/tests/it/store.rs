@@ -958,6 +958,25 @@ mod machine {
     }
 
     #[test]
+    fn a_stream_that_nobody_registered_is_counted_as_lost() {
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=1, 0);
+        let stranger = |sequence| RecordMeta { stream: StreamId(4_000_000_000), ..message(sequence) };
+        for sequence in 10..13 {
+            assert_eq!(writer.append(&stranger(sequence), b"body", 0), Err(LostCause::Unregistered));
+        }
+        assert_eq!(writer.append_run(&stranger(13), 2, Framing::U16Le, &[0; 4], 0), Err(LostCause::Unregistered));
+        assert_eq!(append(&mut writer, 2..=2, 0), 0);
+        let [range] = writer.losses().ranges() else { panic!("{:?}", writer.losses().ranges()) };
+        assert_eq!((range.cause, range.first, range.last), (LostCause::Unregistered, 10, 14));
+        assert_eq!((writer.losses().data_records(), writer.in_flight_data(), writer.arrival_next()), (5, 2, 7));
+        let mut books = [[0; 3]; 1];
+        writer.stream_books(&mut books);
+        assert_eq!(books, [[0, 0, 2]]);
+    }
+
+    #[test]
     fn a_run_that_does_not_fit_is_split_over_blocks_and_its_rest_counted() {
         let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 2);
         writer.segment_ready(grant(1), 0);
