@@ -307,6 +307,8 @@ pub struct StoreWriter<B> {
     /// Set by the first failed sync: nothing from there on can be called durable any more.
     durable_stop: Option<u64>,
     no_space: bool,
+    /// The last segment asked for could not be made for another reason than a full disk.
+    segment_broken: bool,
     closed: bool,
     given_up: bool,
     losses: LossLog,
@@ -365,6 +367,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
             full_until: None,
             durable_stop: None,
             no_space: false,
+            segment_broken: false,
             closed: false,
             given_up: false,
             losses: LossLog::new(settings.loss_ranges_max),
@@ -514,9 +517,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         if self.closed {
             return Err(LostCause::Closed);
         }
-        let Some(slot) = self.free.pop() else {
-            return Err(if self.no_space { LostCause::NoSpace } else { LostCause::DiskSlow });
-        };
+        let Some(slot) = self.free.pop() else { return Err(self.waiting_cause()) };
         self.block_serial += 1;
         self.filling = Some(slot);
         let (arrival, clock) = (self.arrival_next, self.clock);
@@ -524,6 +525,17 @@ impl<B: BlockBuffer> StoreWriter<B> {
         slot_state.state = SlotState::Filling;
         slot_state.fill.begin(arrival, now, clock);
         Ok(slot)
+    }
+
+    /// What sealed blocks wait for.
+    fn waiting_cause(&self) -> LostCause {
+        if self.no_space {
+            LostCause::NoSpace
+        } else if self.segment_broken && self.active.is_none() {
+            LostCause::WriteError
+        } else {
+            LostCause::DiskSlow
+        }
     }
 
     /// The stream's place in the open block, which may have to be changed for a fresh one.
@@ -778,7 +790,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     pub fn segment_ready(&mut self, grant: SegmentGrant, now: i64) {
         assert!(grant.begin.is_multiple_of(SECTOR_BYTES as u64) && self.next.is_none(), "an unasked segment");
         self.asked = false;
-        self.no_space = false;
+        (self.no_space, self.segment_broken) = (false, false);
         self.next = Some(grant);
         self.issue(now);
         self.settle_close(now);
@@ -787,6 +799,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     /// No segment could be made; the other side goes on trying.
     pub fn segment_failed(&mut self, fault: Fault) {
         self.no_space = fault == Fault::NoSpace;
+        self.segment_broken = !self.no_space;
     }
 
     /// A write came back: the bytes written, or why not.
@@ -1056,15 +1069,17 @@ impl<B: BlockBuffer> StoreWriter<B> {
         self.settle(now);
     }
 
-    /// Gives up what no write is out for (a full disk while closing): counted as lost for want of space. A segment
-    /// whose footer finds no space is left unsealed.
+    /// Gives up what no write is out for (a full disk while closing): counted as lost by what it waits for. Blocks
+    /// that are not packed yet wait for this side, not for the disk: they are left for the next call. A segment whose
+    /// footer finds no space is left unsealed.
     pub fn give_up(&mut self, now: i64) {
-        while let Some(at) = self.sealed.pop_front() {
+        let cause = self.waiting_cause();
+        while let Some(at) = self.sealed.pop_front_if(|at| self.slots[*at].packed) {
             let slot = &self.slots[at];
             if slot.state == SlotState::Retry && slot.reached >= slot.place.filled_bytes {
                 self.written(at, now);
             } else {
-                self.failed(at, LostCause::NoSpace);
+                self.failed(at, if slot.state == SlotState::Retry { LostCause::NoSpace } else { cause });
             }
         }
         self.asked = false;

@@ -977,6 +977,28 @@ mod machine {
     }
 
     #[test]
+    fn a_segment_that_cannot_be_made_is_a_write_error() {
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 2);
+        let mut expected = Vec::new();
+        for (sequence, fault, cause) in [
+            (15, Fault::NoSpace, LostCause::NoSpace),
+            (16, Fault::Io(5), LostCause::WriteError),
+            (17, Fault::NoSpace, LostCause::NoSpace),
+        ] {
+            writer.segment_failed(fault);
+            append(&mut writer, 1..=14, 0);
+            assert_eq!(writer.append(&message(sequence), &[1; 1000], 0), Err(cause));
+            expected.push(cause);
+        }
+        writer.segment_failed(Fault::Io(5));
+        writer.close(0);
+        writer.give_up(0);
+        let last = writer.losses().ranges().last().unwrap();
+        assert_eq!(last.cause, LostCause::WriteError);
+        assert!(writer.is_closed());
+    }
+
+    #[test]
     fn a_run_that_does_not_fit_is_split_over_blocks_and_its_rest_counted() {
         let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 2);
         writer.segment_ready(grant(1), 0);
