@@ -1056,15 +1056,14 @@ impl<B: BlockBuffer> StoreWriter<B> {
         [flush, rotate, sync, retry, seal].into_iter().flatten().min()
     }
 
-    /// No more records: seals the open block, then the segments. Go on with operations and completions until
-    /// [`StoreWriter::is_closed`].
+    /// No more records: seals the open block, then the segments. Go on with operations, completions and
+    /// [`StoreWriter::compress_step`] until [`StoreWriter::is_closed`].
     pub fn close(&mut self, now: i64) {
         self.flush(now);
         if let Some(slot) = self.filling.take() {
             self.seal(slot);
         }
         self.closed = true;
-        while self.compress_step(now) {}
         self.issue(now);
         self.settle(now);
     }

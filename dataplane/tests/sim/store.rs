@@ -413,6 +413,7 @@ impl Sim {
         (self.full, self.stalled) = (false, false);
         self.writer.close(self.now);
         for _ in 0..10_000 {
+            self.writer.compress_step(self.now);
             self.issue();
             if self.writer.is_closed() {
                 break;
