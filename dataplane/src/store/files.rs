@@ -11,8 +11,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile, Sweeper};
-use crate::store::scan::{Damage, Depth, read_footer, read_info, scan};
-use crate::store::{Fault, SegmentGrant, StampSource, StoreError};
+use crate::store::scan::{Damage, Depth, scan};
+use crate::store::{Fault, KnownRuns, SegmentGrant, StampSource, StoreError, known};
 use crate::sys::{clock, file};
 use crate::wire::block::{BlockError, SECTOR_BYTES, SegmentInfo, UuidText, pad};
 
@@ -120,16 +120,17 @@ pub struct Files {
     requests: Sender<FilesRequest>,
     reports: Receiver<FilesReport>,
     thread: Option<JoinHandle<()>>,
+    known: KnownRuns,
 }
 
 impl Files {
     /// Locks the directory, finds where the store left off, and starts the thread, which first seals what a crash
     /// left. Returns the arrival index of the first new record.
     pub fn start(settings: FilesSettings, notify: Notify) -> Result<(Files, u64), StoreError> {
-        let (lock, next_number, arrival_next, leftovers) = match &settings.single {
+        let (lock, next_number, known, leftovers) = match &settings.single {
             Some(path) => {
                 refuse_existing(path)?;
-                (None, 1, 0, Vec::new())
+                (None, 1, KnownRuns::default(), Vec::new())
             }
             None => {
                 let directory = &settings.directory;
@@ -137,8 +138,8 @@ impl Files {
                 let lock = lock_directory(directory)?;
                 let files = retention::list(directory)?;
                 let next = files.iter().filter_map(|file| file.number).max().unwrap_or(0) + 1;
-                let arrival = arrival_next(&files);
-                (Some(lock), next, arrival, files.into_iter().filter(|file| !file.sealed).collect::<Vec<_>>())
+                let known = known::of_files(&files);
+                (Some(lock), next, known, files.into_iter().filter(|file| !file.sealed).collect::<Vec<_>>())
             }
         };
         let (requests, inbox) = unbounded();
@@ -159,7 +160,13 @@ impl Files {
             .name("store-files".into())
             .spawn(move || worker.run(&inbox))
             .map_err(|source| StoreError::io("start a thread for", Path::new("store-files"), source))?;
-        Ok((Files { requests, reports, thread: Some(thread) }, arrival_next))
+        let arrival_next = known.arrival_next;
+        Ok((Files { requests, reports, thread: Some(thread), known }, arrival_next))
+    }
+
+    /// The runs and raw frames that the store held when it was opened: new ones are numbered from there.
+    pub fn known_runs(&self) -> &KnownRuns {
+        &self.known
     }
 
     /// Asks the thread for something. Never waits.
@@ -223,20 +230,6 @@ fn lock_directory(directory: &Path) -> Result<file::Lock, StoreError> {
         }
     }
     Err(StoreError::Locked(directory.into()))
-}
-
-/// One past the arrival index of the newest readable block.
-fn arrival_next(files: &[SegmentFile]) -> u64 {
-    let newest = files.iter().rev().filter_map(|segment| {
-        let file = File::open(&segment.path).ok()?;
-        let info = read_info(&file, &segment.path).ok()?;
-        let index = match read_footer(&file, &segment.path, &info) {
-            Ok(Some(index)) => index,
-            _ => scan(&file, &segment.path, Depth::Index, false).ok()?.index,
-        };
-        index.blocks.iter().map(|block| block.arrival_last + 1).max()
-    });
-    newest.into_iter().next().unwrap_or(0)
 }
 
 struct OpenSegment {

@@ -14,6 +14,7 @@ mod error;
 pub mod export;
 pub mod files;
 pub mod io;
+mod known;
 pub mod plan;
 mod query;
 mod reader;
@@ -27,6 +28,7 @@ pub use block_fill::ClockState;
 pub use block_loss::{LOSS_RANGES_MAX, LossCount, LossLog, LossRange, LostCause};
 pub use block_writer::{BlockBuffer, Counters, Fault, Op, SegmentGrant, StoreWriter, SyncPolicy, WriterSettings};
 pub use error::StoreError;
+pub use known::{KnownRuns, known_runs};
 pub use query::{Found, Query, QueryCost, Select, Step};
 pub use reader::{Reader, Segment, StreamInfo};
 pub use sync_store::{Closed, SyncSettings, SyncStore};
@@ -129,9 +131,12 @@ pub fn parse_key(key: &str) -> Option<(SessionKey, u32)> {
     Some((SessionKey { protocol: Protocol::IexTp, protocol_id, channel, session }, run))
 }
 
+/// What the keys of raw frames begin with.
+const RAW_PREFIX: &str = "raw/";
+
 /// The key of a side's raw frames: `raw/FEED/A`.
 pub fn raw_key(feed: &str, side: Side) -> String {
-    format!("raw/{feed}/{side}")
+    format!("{RAW_PREFIX}{feed}/{side}")
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::store::io::{Disk, StoreIo};
 use crate::store::retention::{Retention, SEALED_SUFFIX};
 use crate::store::scan::Damage;
 use crate::store::{
-    ClockState, Codec, Counters, LossRange, RecordMeta, StampSource, StoreError, StoreWriter, SyncPolicy,
+    ClockState, Codec, Counters, KnownRuns, LossRange, RecordMeta, StampSource, StoreError, StoreWriter, SyncPolicy,
     WriterSettings, stream_key,
 };
 use crate::sys::clock;
@@ -260,6 +260,11 @@ impl SyncStore {
     /// Records and files until now that an earlier crash had torn.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
+    }
+
+    /// The runs and raw frames that the store held when it was opened.
+    pub fn known_runs(&self) -> &KnownRuns {
+        self.io.known_runs()
     }
 
     /// What the file thread complained about.

@@ -531,6 +531,41 @@ fn a_left_over_file_without_a_record_is_swept_at_the_start() {
 }
 
 #[test]
+fn a_process_that_goes_on_with_a_store_knows_which_numbers_are_taken() {
+    use sluice::store::{KnownRuns, known_runs, raw_key};
+    let directory = tempfile::tempdir().unwrap();
+    let other = SessionKey { session: SessionId::from_u32(7), ..SESSION };
+    let raw = raw_key("feed/r9", Side::A);
+    for round in 0..3u32 {
+        let mut store = SyncStore::create(directory.path(), small()).unwrap();
+        let known = store.known_runs().clone();
+        assert_eq!(known.next_run(&SESSION), 2 * round);
+        assert_eq!(known.next_run(&other), u32::from(round > 0) * 6);
+        assert_eq!(known.next_raw(&raw), 1 + 10 * u64::from(round));
+        assert_eq!(known.arrival_next, 13 * u64::from(round));
+        for (stream, session, run) in [(0, SESSION, 2 * round), (1, SESSION, 2 * round + 1), (2, other, 5)] {
+            store.stream_begin(StreamId(stream), &session, run);
+            store.append(&RecordMeta::message(StreamId(stream), Side::A, 1, 1), b"body").unwrap();
+        }
+        store.stream_begin_key(StreamId(3), &raw);
+        for sequence in known.next_raw(&raw)..known.next_raw(&raw) + 10 {
+            let meta = RecordMeta::message(StreamId(3), Side::A, sequence, 1);
+            store.append(&RecordMeta { kind: RecordKind::Raw, ..meta }, b"frame").unwrap();
+        }
+        // The second one is not sealed: its blocks say it.
+        if round == 1 {
+            store.flush().unwrap();
+            drop(store);
+        } else {
+            store.close().unwrap();
+        }
+    }
+    let known = known_runs(directory.path()).unwrap();
+    assert_eq!((known.next_run(&SESSION), known.next_raw(&raw), known.arrival_next), (6, 31, 39));
+    assert_eq!(known_runs(tempfile::tempdir().unwrap().path()).unwrap(), KnownRuns::default());
+}
+
+#[test]
 fn recovery_deletes_only_what_holds_nothing() {
     use sluice::store::files::recover;
     let directory = tempfile::tempdir().unwrap();
