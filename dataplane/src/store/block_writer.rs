@@ -14,13 +14,16 @@ use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND, StreamId};
 use crate::wire::block::{
     BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCK_STREAMS_MAX, BlockEntry, BlockHeader, BlockKind, CHUNK_ENTRY_BYTES, Codec,
     HEADER_BYTES, KEY_BYTES_MAX, RANGE_ENTRY_BYTES, RECORD_HEADER_BYTES, RangeClass, Records, SECTOR_BYTES,
-    SegmentIndex, SegmentInfo, SegmentRange, StampSource, encode_stream, pad,
+    STREAM_ENTRY_BYTES, SegmentIndex, SegmentInfo, SegmentRange, StampSource, encode_stream, pad,
 };
 use crate::wire::segment::{Framing, Messages};
 
 /// A write that makes no progress this many times in a row is an error: the kernel may answer a write with 0 bytes,
 /// but a disk that keeps doing so will not stop.
 const EMPTY_WRITES_MAX: u32 = 3;
+/// Most tries to seal a segment on a full disk: five minutes at the usual 200 ms. Then it stays `.partial`, which is
+/// read all the same, and the next start seals it.
+const SEAL_TRIES_MAX: u32 = 1500;
 /// Most blocks that a segment's index has room for from the start: 1 GiB of 256 KiB blocks; about 1 MB of entries.
 const INDEX_BLOCKS_RESERVED_MAX: u64 = 4096;
 
@@ -42,7 +45,7 @@ pub struct WriterSettings {
     pub block_bytes: usize,
     /// A block that holds a record is sealed this long after its first one, ns.
     pub flush_ns: i64,
-    /// A segment ends before it would exceed this many bytes (its footer comes on top).
+    /// A segment ends before it would exceed this many bytes, its footer included.
     pub segment_bytes: u64,
     /// A segment ends this long after its first record, ns; `None`: only by size.
     pub segment_ns: Option<i64>,
@@ -108,8 +111,9 @@ pub enum Op {
         /// Number of the segment.
         segment: u64,
     },
-    /// All its writes are done: write the footer at `end`, cut the file after it, make it durable, give it its final
-    /// name; answer with [`StoreWriter::on_sealed`].
+    /// All its writes are done: make them durable, write the footer at `end`, cut the file after it, make that
+    /// durable, give it its final name; answer with [`StoreWriter::on_sealed`]. [`Fault::NoSpace`] says that the
+    /// blocks are durable and the footer found no space: the operation comes again later.
     Seal {
         /// Number of the segment.
         segment: u64,
@@ -178,8 +182,10 @@ pub struct Counters {
     pub failed_syncs: u64,
     /// Segments sealed.
     pub sealed_segments: u64,
-    /// Segments whose seal failed; their blocks are readable all the same.
+    /// Segments whose seal failed for good; their blocks are readable all the same.
     pub failed_seals: u64,
+    /// Seals that found no space for the footer and were tried again.
+    pub retried_seals: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -251,8 +257,31 @@ struct Segment {
     in_flight: u32,
     closing: bool,
     sealing: bool,
+    seal_tries: u32,
+    /// When a seal that found no space is tried again.
+    seal_again: Option<i64>,
     sync: Option<u64>,
     unsynced: Option<i64>,
+}
+
+impl Segment {
+    fn new(grant: &SegmentGrant, index: SegmentIndex) -> Segment {
+        Segment {
+            info: grant.info,
+            next_offset: grant.begin,
+            next_index: 1,
+            begun: None,
+            index,
+            dead: Vec::new(),
+            in_flight: 0,
+            closing: false,
+            sealing: false,
+            seal_tries: 0,
+            seal_again: None,
+            sync: None,
+            unsynced: None,
+        }
+    }
 }
 
 /// The machine. `B` is the memory of a block.
@@ -278,7 +307,10 @@ pub struct StoreWriter<B> {
     /// Set by the first failed sync: nothing from there on can be called durable any more.
     durable_stop: Option<u64>,
     no_space: bool,
+    /// The last segment asked for could not be made for another reason than a full disk.
+    segment_broken: bool,
     closed: bool,
+    given_up: bool,
     losses: LossLog,
     counters: Counters,
     scratch: Vec<u8>,
@@ -335,7 +367,9 @@ impl<B: BlockBuffer> StoreWriter<B> {
             full_until: None,
             durable_stop: None,
             no_space: false,
+            segment_broken: false,
             closed: false,
+            given_up: false,
             losses: LossLog::new(settings.loss_ranges_max),
             counters: Counters::default(),
             scratch: match settings.codec {
@@ -349,7 +383,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         writer
     }
 
-    /// Registers a stream; must come before its first record. Allocates, like a stream's beginning everywhere.
+    /// Registers a stream; must come before its first record (else that is lost as unregistered). Allocates, like a stream's beginning everywhere.
     pub fn stream_begin(&mut self, stream: StreamId, key: &str) {
         assert!(key.len() <= KEY_BYTES_MAX && !key.is_empty(), "stream key {key:?}");
         let place = stream.0 as usize;
@@ -483,9 +517,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         if self.closed {
             return Err(LostCause::Closed);
         }
-        let Some(slot) = self.free.pop() else {
-            return Err(if self.no_space { LostCause::NoSpace } else { LostCause::DiskSlow });
-        };
+        let Some(slot) = self.free.pop() else { return Err(self.waiting_cause()) };
         self.block_serial += 1;
         self.filling = Some(slot);
         let (arrival, clock) = (self.arrival_next, self.clock);
@@ -495,11 +527,22 @@ impl<B: BlockBuffer> StoreWriter<B> {
         Ok(slot)
     }
 
+    /// What sealed blocks wait for.
+    fn waiting_cause(&self) -> LostCause {
+        if self.no_space {
+            LostCause::NoSpace
+        } else if self.segment_broken && self.active.is_none() {
+            LostCause::WriteError
+        } else {
+            LostCause::DiskSlow
+        }
+    }
+
     /// The stream's place in the open block, which may have to be changed for a fresh one.
     #[inline]
     fn local(&mut self, slot: usize, stream: StreamId, now: i64, body_bytes: usize) -> Result<(usize, u16), LostCause> {
         let known = self.streams.get(stream.0 as usize).and_then(Option::as_ref);
-        let known = known.unwrap_or_else(|| panic!("stream {} was not registered", stream.0));
+        let known = known.ok_or(LostCause::Unregistered)?;
         if known.block == self.block_serial {
             return Ok((slot, known.local));
         }
@@ -587,6 +630,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
         if self.full_until.is_some_and(|until| now < until) {
             return;
         }
+        // Over: a block that now waits for a segment or for its packing has no deadline.
+        self.full_until = None;
         while let Some(&at) = self.sealed.front() {
             if !self.slots[at].packed {
                 return;
@@ -611,7 +656,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
         if let Some(active) = &self.active
             && !self.settings.single
             && active.next_index > 1
-            && active.next_offset + bytes as u64 > self.settings.segment_bytes
+            && active.next_offset + (bytes + self.footer_bytes(active, at)) as u64 > self.settings.segment_bytes
         {
             self.rotate(now);
         }
@@ -620,19 +665,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 self.ask_segment();
                 return false;
             };
-            self.active = Some(Segment {
-                info: grant.info,
-                next_offset: grant.begin,
-                next_index: 1,
-                begun: None,
-                index: reserved_index(&self.settings),
-                dead: Vec::new(),
-                in_flight: 0,
-                closing: false,
-                sealing: false,
-                sync: None,
-                unsynced: None,
-            });
+            self.active = Some(Segment::new(&grant, reserved_index(&self.settings)));
             if !self.settings.single && !self.closed {
                 self.ask_segment();
             }
@@ -652,6 +685,16 @@ impl<B: BlockBuffer> StoreWriter<B> {
         let keys: usize = slot.fill.locals.iter().map(|local| 8 + self.key(local.stream).len()).sum();
         let index = slot.fill.chunks.len() * CHUNK_ENTRY_BYTES + slot.fill.ranges.len() * RANGE_ENTRY_BYTES + keys;
         pad(HEADER_BYTES + slot.stored_bytes + index)
+    }
+
+    /// Bytes of the segment's footer, at most, if block `at` comes into it. The footer has to find its place in the
+    /// preallocated space: on a full disk there is no other.
+    fn footer_bytes(&self, segment: &Segment, at: usize) -> usize {
+        let fill = &self.slots[at].fill;
+        let streams = fill.locals.iter().filter_map(|local| self.streams[local.stream.0 as usize].as_ref());
+        let fresh = streams.filter(|stream| stream.segment != segment.info.number);
+        let key_bytes = fresh.map(|stream| STREAM_ENTRY_BYTES + stream.key.len()).sum();
+        segment.index.footer_bytes(1, fill.ranges.len(), key_bytes)
     }
 
     fn key(&self, stream: StreamId) -> &str {
@@ -747,15 +790,16 @@ impl<B: BlockBuffer> StoreWriter<B> {
     pub fn segment_ready(&mut self, grant: SegmentGrant, now: i64) {
         assert!(grant.begin.is_multiple_of(SECTOR_BYTES as u64) && self.next.is_none(), "an unasked segment");
         self.asked = false;
-        self.no_space = false;
+        (self.no_space, self.segment_broken) = (false, false);
         self.next = Some(grant);
         self.issue(now);
-        self.settle_close();
+        self.settle_close(now);
     }
 
     /// No segment could be made; the other side goes on trying.
     pub fn segment_failed(&mut self, fault: Fault) {
         self.no_space = fault == Fault::NoSpace;
+        self.segment_broken = !self.no_space;
     }
 
     /// A write came back: the bytes written, or why not.
@@ -886,18 +930,37 @@ impl<B: BlockBuffer> StoreWriter<B> {
         }
     }
 
-    /// A seal came back.
+    /// A seal came back. Without space for the footer the segment stays open and the seal is tried again; its blocks
+    /// are durable. After any other failure nobody knows what is.
     pub fn on_sealed(&mut self, number: u64, result: Result<(), Fault>, now: i64) {
+        let again = result == Err(Fault::NoSpace) && self.seal_later(number, now);
         match result {
             Ok(()) => self.counters.sealed_segments += 1,
-            Err(_) => {
+            Err(Fault::NoSpace) if again => self.counters.retried_seals += 1,
+            Err(fault) => {
                 self.counters.failed_seals += 1;
-                self.stop_durable();
+                if fault != Fault::NoSpace {
+                    self.stop_durable();
+                }
             }
         }
         self.settle_orders(number, u64::MAX);
-        self.closing.retain(|segment| segment.info.number != number);
+        if !again {
+            self.closing.retain(|segment| segment.info.number != number);
+        }
         self.settle(now);
+    }
+
+    fn seal_later(&mut self, number: u64, now: i64) -> bool {
+        let (given_up, retry_ns) = (self.given_up, self.settings.retry_ns);
+        let segment = self.segment_mut(number);
+        segment.seal_tries += 1;
+        if given_up || segment.seal_tries >= SEAL_TRIES_MAX {
+            return false;
+        }
+        segment.sealing = false;
+        segment.seal_again = Some(now + retry_ns);
+        true
     }
 
     fn rotate(&mut self, now: i64) {
@@ -918,7 +981,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
                 segment.unsynced = None;
                 self.ops.push_back(Op::Sync { segment: segment.info.number });
             }
-            if segment.closing && !segment.sealing && segment.in_flight == 0 && segment.sync.is_none() {
+            let due = segment.seal_again.is_none_or(|at| now >= at);
+            if segment.closing && !segment.sealing && segment.in_flight == 0 && segment.sync.is_none() && due {
                 segment.sealing = true;
                 drop_dead(segment);
                 let footer = segment.index.encode_footer(&segment.info, segment.next_offset);
@@ -929,36 +993,24 @@ impl<B: BlockBuffer> StoreWriter<B> {
             self.orders.pop_front();
             self.orders_begin += 1;
         }
-        self.settle_close();
+        self.settle_close(now);
     }
 
-    fn settle_close(&mut self) {
+    fn settle_close(&mut self, now: i64) {
         if !self.closed || !self.sealed.is_empty() {
             return;
         }
         if let Some(mut segment) = self.active.take() {
             segment.closing = true;
             self.closing.push(segment);
-            return self.settle(0);
+            return self.settle(now);
         }
         if let Some(grant) = self.next.take() {
             if self.settings.single && self.closing.is_empty() && self.counters.sealed_segments == 0 {
                 // A file was asked for: it exists even without a record.
                 let footer = SegmentIndex::default().encode_footer(&grant.info, grant.begin);
-                let index = SegmentIndex::default();
-                self.closing.push(Segment {
-                    info: grant.info,
-                    next_offset: grant.begin,
-                    next_index: 1,
-                    begun: None,
-                    index,
-                    dead: Vec::new(),
-                    in_flight: 0,
-                    closing: true,
-                    sealing: true,
-                    sync: None,
-                    unsynced: None,
-                });
+                let segment = Segment::new(&grant, SegmentIndex::default());
+                self.closing.push(Segment { closing: true, sealing: true, ..segment });
                 self.ops.push_back(Op::Seal { segment: grant.info.number, footer, end: grant.begin });
             } else {
                 self.ops.push_back(Op::Discard { segment: grant.info.number });
@@ -990,7 +1042,8 @@ impl<B: BlockBuffer> StoreWriter<B> {
         let flush = self.filling.map(|slot| &self.slots[slot].fill).filter(|fill| fill.records > 0);
         let flush = flush.map(|fill| fill.begun + self.settings.flush_ns);
         let begun = self.active.as_ref().and_then(|segment| segment.begun);
-        let rotate = self.settings.segment_ns.and_then(|age| begun.map(|begun| begun + age));
+        let rotate = self.settings.segment_ns.filter(|_| !self.settings.single);
+        let rotate = rotate.and_then(|age| begun.map(|begun| begun + age));
         let sync = match self.settings.sync {
             SyncPolicy::Interval(interval) => {
                 self.active.as_ref().and_then(|s| s.unsynced.filter(|_| s.sync.is_none())).map(|at| at + interval)
@@ -998,33 +1051,41 @@ impl<B: BlockBuffer> StoreWriter<B> {
             _ => None,
         };
         let retry = self.full_until.filter(|_| !self.sealed.is_empty());
-        [flush, rotate, sync, retry].into_iter().flatten().min()
+        let seal =
+            self.closing.iter().filter(|segment| !segment.sealing).filter_map(|segment| segment.seal_again).min();
+        [flush, rotate, sync, retry, seal].into_iter().flatten().min()
     }
 
-    /// No more records: seals the open block, then the segments. Go on with operations and completions until
-    /// [`StoreWriter::is_closed`].
+    /// No more records: seals the open block, then the segments. Go on with operations, completions and
+    /// [`StoreWriter::compress_step`] until [`StoreWriter::is_closed`].
     pub fn close(&mut self, now: i64) {
         self.flush(now);
         if let Some(slot) = self.filling.take() {
             self.seal(slot);
         }
         self.closed = true;
-        while self.compress_step(now) {}
         self.issue(now);
         self.settle(now);
     }
 
-    /// Gives up what no write is out for (a full disk while closing): counted as lost for want of space.
+    /// Gives up what no write is out for (a full disk while closing): counted as lost by what it waits for. Blocks
+    /// that are not packed yet wait for this side, not for the disk: they are left for the next call. A segment whose
+    /// footer finds no space is left unsealed.
     pub fn give_up(&mut self, now: i64) {
-        while let Some(at) = self.sealed.pop_front() {
+        let cause = self.waiting_cause();
+        while let Some(at) = self.sealed.pop_front_if(|at| self.slots[*at].packed) {
             let slot = &self.slots[at];
             if slot.state == SlotState::Retry && slot.reached >= slot.place.filled_bytes {
                 self.written(at, now);
             } else {
-                self.failed(at, LostCause::NoSpace);
+                self.failed(at, if slot.state == SlotState::Retry { LostCause::NoSpace } else { cause });
             }
         }
         self.asked = false;
+        self.given_up = true;
+        let closing = self.closing.len();
+        self.closing.retain(|segment| segment.sealing || segment.seal_again.is_none());
+        self.counters.failed_seals += (closing - self.closing.len()) as u64;
         self.settle(now);
     }
 
@@ -1064,7 +1125,9 @@ impl<B: BlockBuffer> StoreWriter<B> {
         for slot in self.slots.iter().filter(|slot| slot.state != SlotState::Free) {
             for range in slot.fill.ranges.iter().filter(|range| range.class != RangeClass::Mark) {
                 let stream = slot.fill.locals[usize::from(range.local)].stream;
-                out[stream.0 as usize][2] += u64::from(range.count);
+                if let Some(book) = out.get_mut(stream.0 as usize) {
+                    book[2] += u64::from(range.count);
+                }
             }
         }
     }
@@ -1075,7 +1138,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     }
 
     /// Every record with a lower arrival index is durable or counted as lost. Stands still for good after a failed
-    /// sync or seal.
+    /// sync, or a seal that failed for another reason than a full disk.
     pub fn durable_arrival(&self) -> u64 {
         if let Some(stop) = self.durable_stop {
             return stop;
@@ -1219,4 +1282,5 @@ fn drop_dead(segment: &mut Segment) {
         }
     }
     segment.index = index;
+    segment.dead.clear();
 }

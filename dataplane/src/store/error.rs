@@ -29,6 +29,18 @@ pub enum StoreError {
         /// What is wrong.
         source: BlockError,
     },
+    /// A segment that a crash left and that this build cannot read: it is not touched.
+    #[error(
+        "{}: its first block: {source}; the file is left as it is: read it with the version that wrote it, \
+         or move it away",
+        path.display()
+    )]
+    Kept {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: BlockError,
+    },
     /// Another process writes to the store.
     #[error("store {}: another process is writing to it: stop that one first, or choose another directory", .0.display())]
     Locked(

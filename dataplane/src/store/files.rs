@@ -10,19 +10,23 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile};
-use crate::store::scan::{Damage, Depth, Scan, read_footer, read_info, scan};
-use crate::store::{Fault, SegmentGrant, StampSource, StoreError};
+use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile, Sweeper};
+use crate::store::scan::{Damage, Depth, scan};
+use crate::store::{Fault, KnownRuns, SegmentGrant, StampSource, StoreError, known};
 use crate::sys::{clock, file};
-use crate::wire::block::{SECTOR_BYTES, SegmentIndex, SegmentInfo, UuidText, pad};
+use crate::wire::block::{BlockError, SECTOR_BYTES, SegmentInfo, UuidText, pad};
 
 /// How often a full disk is tried again, and how soon a failed creation is. Writing has to resume within a second of
 /// space: this leaves time for the creation itself.
 const RETRY: Duration = Duration::from_millis(200);
 /// How often retention looks at the directory when nothing else happens.
-const RETENTION_EVERY: Duration = Duration::from_secs(5);
+const RETENTION_EVERY: Duration = Duration::from_nanos(retention::SWEEP_EVERY_NS as u64);
 /// How long the start waits for a reader that looks at the directory's lock.
 const LOCK_TRIES: u32 = 25;
+/// The step of a seal that may lack space.
+const WRITE_FOOTER: &str = "write the footer of";
+/// How much of a file without a readable header is looked at in one piece.
+const LOOK_BYTES: usize = 1024 * 1024;
 
 /// Where and how a store's files are made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -116,16 +120,17 @@ pub struct Files {
     requests: Sender<FilesRequest>,
     reports: Receiver<FilesReport>,
     thread: Option<JoinHandle<()>>,
+    known: KnownRuns,
 }
 
 impl Files {
     /// Locks the directory, finds where the store left off, and starts the thread, which first seals what a crash
     /// left. Returns the arrival index of the first new record.
     pub fn start(settings: FilesSettings, notify: Notify) -> Result<(Files, u64), StoreError> {
-        let (lock, next_number, arrival_next, leftovers) = match &settings.single {
+        let (lock, next_number, known, leftovers) = match &settings.single {
             Some(path) => {
                 refuse_existing(path)?;
-                (None, 1, 0, Vec::new())
+                (None, 1, KnownRuns::default(), Vec::new())
             }
             None => {
                 let directory = &settings.directory;
@@ -133,13 +138,14 @@ impl Files {
                 let lock = lock_directory(directory)?;
                 let files = retention::list(directory)?;
                 let next = files.iter().filter_map(|file| file.number).max().unwrap_or(0) + 1;
-                let arrival = arrival_next(&files);
-                (Some(lock), next, arrival, files.into_iter().filter(|file| !file.sealed).collect::<Vec<_>>())
+                let known = known::of_files(&files);
+                (Some(lock), next, known, files.into_iter().filter(|file| !file.sealed).collect::<Vec<_>>())
             }
         };
         let (requests, inbox) = unbounded();
         let (outbox, reports) = unbounded();
         let mut worker = Worker {
+            sweeper: Sweeper::new(settings.retention),
             settings,
             next_number,
             open: Vec::new(),
@@ -154,7 +160,13 @@ impl Files {
             .name("store-files".into())
             .spawn(move || worker.run(&inbox))
             .map_err(|source| StoreError::io("start a thread for", Path::new("store-files"), source))?;
-        Ok((Files { requests, reports, thread: Some(thread) }, arrival_next))
+        let arrival_next = known.arrival_next;
+        Ok((Files { requests, reports, thread: Some(thread), known }, arrival_next))
+    }
+
+    /// The runs and raw frames that the store held when it was opened: new ones are numbered from there.
+    pub fn known_runs(&self) -> &KnownRuns {
+        &self.known
     }
 
     /// Asks the thread for something. Never waits.
@@ -220,20 +232,6 @@ fn lock_directory(directory: &Path) -> Result<file::Lock, StoreError> {
     Err(StoreError::Locked(directory.into()))
 }
 
-/// One past the arrival index of the newest readable block.
-fn arrival_next(files: &[SegmentFile]) -> u64 {
-    let newest = files.iter().rev().filter_map(|segment| {
-        let file = File::open(&segment.path).ok()?;
-        let info = read_info(&file, &segment.path).ok()?;
-        let index = match read_footer(&file, &segment.path, &info) {
-            Ok(Some(index)) => index,
-            _ => scan(&file, &segment.path, Depth::Index, false).ok()?.index,
-        };
-        index.blocks.iter().map(|block| block.arrival_last + 1).max()
-    });
-    newest.into_iter().next().unwrap_or(0)
-}
-
 struct OpenSegment {
     info: SegmentInfo,
     file: Arc<File>,
@@ -252,6 +250,7 @@ struct Worker {
     /// Segments that a crash left, newest last; sealed when nothing else is asked.
     leftovers: Vec<SegmentFile>,
     _lock: Option<file::Lock>,
+    sweeper: Sweeper,
     retention_at: i64,
 }
 
@@ -292,7 +291,10 @@ impl Worker {
     /// What was made ahead and never written to goes; what holds a block stays for the next start to seal.
     fn drop_unused(&mut self) {
         for segment in self.open.drain(..) {
-            let used = scan(&segment.file, &segment.path, Depth::Index, true).map(|scan| !scan.index.blocks.is_empty());
+            // Through a second descriptor: the segment's own may be O_DIRECT, which refuses unaligned reads.
+            let used = File::open(&segment.path)
+                .map_err(|source| StoreError::io("open", &segment.path, source))
+                .and_then(|file| holds_bytes(&file, &segment.path));
             if let Ok(false) = used {
                 let _ = fs::remove_file(&segment.path);
             }
@@ -374,11 +376,12 @@ impl Worker {
         let result = finish(&segment.file, &segment.path, &segment.sealed_path, footer, end);
         let (result, told) = match result {
             Ok(()) => (Ok(()), segment.sealed_path.display().to_string()),
+            // The writer asks again.
             Err(error) => {
-                let fault = match &error {
-                    StoreError::Io { source, .. } => fault_of(source),
-                    _ => Fault::Io(libc::EIO),
-                };
+                let fault = seal_fault(&error);
+                if fault == Fault::NoSpace {
+                    self.open.push(segment);
+                }
                 (Err(fault), error.to_string())
             }
         };
@@ -400,9 +403,16 @@ impl Worker {
         if self.settings.single.is_some() {
             return;
         }
-        match retention::enforce(&self.settings.directory, &self.settings.retention, clock::utc_ns()) {
-            Ok(removed) if removed.is_empty() => {}
-            Ok(removed) => self.tell(FilesReport::Removed(removed)),
+        let open: Vec<&Path> = self.open.iter().map(|segment| segment.path.as_path()).collect();
+        match self.sweeper.sweep(&self.settings.directory, &open, clock::utc_ns(), self.retention_at) {
+            Ok(sweep) => {
+                if let Some(doubt) = sweep.doubt {
+                    self.tell(FilesReport::Trouble(doubt));
+                }
+                if !sweep.removed.is_empty() {
+                    self.tell(FilesReport::Removed(sweep.removed));
+                }
+            }
             Err(error) => self.tell(FilesReport::Trouble(error.to_string())),
         }
     }
@@ -417,32 +427,27 @@ impl Worker {
 }
 
 /// Seals a segment that a crash left: reads every block, writes a footer over the whole ones, gives the final name.
-/// One without a record is deleted. Returns its path, its records and what was torn.
+/// One that holds nothing is deleted; one whose every block is torn is sealed too, so that its bytes stay for whoever
+/// wants to look, and age like the rest. Returns its path, its records and what was torn.
+///
+/// # Errors
+/// [`StoreError::Kept`] when its first block cannot be read (damaged, or of another version) although something
+/// follows it: the file is left as it is.
 pub fn recover(path: &Path) -> Result<(PathBuf, u64, Vec<Damage>), StoreError> {
     let file = file::open_existing(path).map_err(|source| StoreError::io("open", path, source))?;
     let scanned = match scan(&file, path, Depth::Full, false) {
         Ok(scanned) => scanned,
-        // Killed while it was being made: not even the header is there, so no record can be.
-        Err(StoreError::Format { .. }) => Scan {
-            info: SegmentInfo {
-                uuid: [0; 16],
-                number: 0,
-                created_ns: 0,
-                block_bytes: 0,
-                stamp_source: StampSource::Unknown,
-            },
-            index: SegmentIndex::default(),
-            end: 0,
-            resume: 0,
-            footer: false,
-            stale_blocks: 0,
-            damage: Vec::new(),
-        },
+        Err(StoreError::Format { source, .. }) => {
+            // Killed while it was being made: not even the header is there, and nothing behind it.
+            if !matches!(source, BlockError::Version(_)) && !holds_bytes(&file, path)? {
+                return delete_empty(path);
+            }
+            return Err(StoreError::Kept { path: path.into(), source });
+        }
         Err(error) => return Err(error),
     };
-    if scanned.index.blocks.is_empty() {
-        fs::remove_file(path).map_err(|source| StoreError::io("delete", path, source))?;
-        return Ok((path.into(), 0, scanned.damage));
+    if scanned.index.blocks.is_empty() && scanned.damage.is_empty() {
+        return delete_empty(path);
     }
     let text = path.as_os_str().to_str().ok_or_else(|| {
         StoreError::io("rename", path, io::Error::new(io::ErrorKind::InvalidInput, "its name is not UTF-8"))
@@ -456,9 +461,35 @@ pub fn recover(path: &Path) -> Result<(PathBuf, u64, Vec<Damage>), StoreError> {
     Ok((sealed, scanned.index.records(), scanned.damage))
 }
 
+fn delete_empty(path: &Path) -> Result<(PathBuf, u64, Vec<Damage>), StoreError> {
+    fs::remove_file(path).map_err(|source| StoreError::io("delete", path, source))?;
+    Ok((path.into(), 0, Vec::new()))
+}
+
+/// Whether any byte behind the first sector is not zero: where nothing was written, preallocated space reads as zeros.
+fn holds_bytes(file: &File, path: &Path) -> Result<bool, StoreError> {
+    let io = |source| StoreError::io("read", path, source);
+    let mut window = vec![0; LOOK_BYTES];
+    let mut at = SECTOR_BYTES as u64;
+    while let Some(data) = file::next_data(file, at).map_err(io)? {
+        at = at.max(data);
+        let have = file::read_at(file, &mut window, at).map_err(io)?;
+        if window[..have].iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+        if have == 0 {
+            break;
+        }
+        at += have as u64;
+    }
+    Ok(false)
+}
+
 fn finish(file: &File, path: &Path, sealed: &Path, footer: &[u8], end: u64) -> Result<(), StoreError> {
     let io = |what| move |source| StoreError::io(what, path, source);
-    write_aligned(file, footer, end).map_err(io("write the footer of"))?;
+    // First the blocks: without space for the footer they are durable all the same.
+    file::sync_data(file).map_err(io("sync"))?;
+    write_aligned(file, footer, end).map_err(io(WRITE_FOOTER))?;
     file.set_len(end + footer.len() as u64).map_err(io("cut"))?;
     file.sync_all().map_err(io("sync"))?;
     if sealed.exists() {
@@ -480,6 +511,15 @@ fn write_aligned(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     let mut aligned = file::AlignedBuffer::new(bytes.len())?;
     aligned[..bytes.len()].copy_from_slice(bytes);
     file::write_all_at(file, &aligned, offset)
+}
+
+/// Only the footer's ENOSPC is worth another try: one of a sync speaks of blocks that never got their space.
+fn seal_fault(error: &StoreError) -> Fault {
+    match error {
+        StoreError::Io { what: WRITE_FOOTER, source, .. } => fault_of(source),
+        StoreError::Io { source, .. } => Fault::Io(source.raw_os_error().unwrap_or(libc::EIO)),
+        _ => Fault::Io(libc::EIO),
+    }
 }
 
 fn fault_of(error: &io::Error) -> Fault {

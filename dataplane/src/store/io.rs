@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crate::store::files::{Files, FilesReport, FilesRequest};
-use crate::store::{BlockBuffer, Fault, Op, StoreWriter};
+use crate::store::{BlockBuffer, Fault, KnownRuns, Op, StoreWriter};
 use crate::sys::file;
 use crate::sys::uring::CoreRing;
 
@@ -48,6 +48,11 @@ impl StoreIo {
     /// Requests that are with the kernel.
     pub fn outstanding(&self) -> usize {
         self.outstanding
+    }
+
+    /// The runs and raw frames that the store held when it was opened.
+    pub fn known_runs(&self) -> &KnownRuns {
+        self.files.known_runs()
     }
 
     /// The helper thread.

@@ -6,6 +6,14 @@ use std::path::{Path, PathBuf};
 
 use crate::store::StoreError;
 use crate::sys::file;
+use crate::units::NANOS_PER_SECOND;
+
+/// How often a running store's retention looks at the directory when nothing else happens, and how long it waits
+/// between two deletions by age while the clock is in doubt.
+pub const SWEEP_EVERY_NS: i64 = 5 * NANOS_PER_SECOND;
+/// A wall clock that gains this much on the monotonic one was set, not slewed: NTP slews by 0.5 ms in a second, 43 s
+/// in a day.
+const STEP_NS: i64 = 60 * NANOS_PER_SECOND;
 
 /// Suffix of a sealed segment.
 pub const SEALED_SUFFIX: &str = ".tri";
@@ -15,7 +23,9 @@ pub const PARTIAL_SUFFIX: &str = ".tri.partial";
 /// Bounds of a store; each is optional.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Retention {
-    /// Most bytes that the store's files take on the disk.
+    /// Most bytes that sealed segments and what a crash left take on the disk. The two segments that a running writer
+    /// has open (the one it writes and the next, both preallocated) come on top: counted, they would leave a bound of
+    /// two segments no sealed one at all.
     pub bytes_max: Option<u64>,
     /// Longest time since a segment was last written, ns.
     pub age_ns_max: Option<i64>,
@@ -88,41 +98,139 @@ pub fn list(directory: &Path) -> Result<Vec<SegmentFile>, StoreError> {
 }
 
 /// Deletes the oldest sealed segments, one at a time, looking at the directory and the file system again after each,
-/// until every bound holds or no sealed segment is left. `utc_ns` is the present.
+/// until every bound holds or no sealed segment is left. `utc_ns` is the present, and is believed: this is for
+/// someone who looks on; a running store has a [`Sweeper`]. Unsealed files count unless a writer holds the directory.
 pub fn enforce(directory: &Path, retention: &Retention, utc_ns: i64) -> Result<Vec<Removed>, StoreError> {
     let mut removed = Vec::new();
     if !retention.is_bounded() {
         return Ok(removed);
     }
+    let live = file::is_locked(directory).map_err(|source| StoreError::io("lock", directory, source))?;
     loop {
         let files = list(directory)?;
         let Some(oldest) = files.iter().find(|file| file.sealed) else { return Ok(removed) };
-        let Some(bound) = violated(directory, retention, &files, oldest, utc_ns)? else { return Ok(removed) };
-        fs::remove_file(&oldest.path).map_err(|source| StoreError::io("delete", &oldest.path, source))?;
-        file::sync_directory(directory).map_err(|source| StoreError::io("sync", directory, source))?;
-        removed.push(Removed { path: oldest.path.clone(), disk_bytes: oldest.disk_bytes, bound });
+        let total = files.iter().filter(|file| file.sealed || !live).map(|file| file.disk_bytes).sum();
+        let bound = match over_bytes(retention, total).or(over_age(retention, oldest, utc_ns)) {
+            None => under_free(directory, retention)?,
+            bound => bound,
+        };
+        let Some(bound) = bound else { return Ok(removed) };
+        removed.push(remove(directory, oldest, bound)?);
     }
 }
 
-fn violated(
-    directory: &Path,
-    retention: &Retention,
-    files: &[SegmentFile],
-    oldest: &SegmentFile,
-    utc_ns: i64,
-) -> Result<Option<&'static str>, StoreError> {
-    let total: u64 = files.iter().map(|file| file.disk_bytes).sum();
-    if retention.bytes_max.is_some_and(|most| total > most) {
-        return Ok(Some("bytes"));
+/// What one sweep did.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Sweep {
+    /// The segments deleted.
+    pub removed: Vec<Removed>,
+    /// What the log should say of the clock; once for each time that it comes into doubt.
+    pub doubt: Option<String>,
+}
+
+/// The retention of a running store. It is [`enforce`] with care about the clock: age compares file times with the
+/// wall clock, so a clock set forward would delete everything at once. Where it was set forward, or where even the
+/// newest sealed segment is too old (so nobody can say whether the clock or the store is), the newest stays and
+/// deletions by age go one at a time, [`SWEEP_EVERY_NS`] apart, until none is due.
+#[derive(Debug)]
+pub struct Sweeper {
+    retention: Retention,
+    /// Wall clock minus monotonic clock when age was last no matter.
+    offset_ns: Option<i64>,
+    doubtful: bool,
+    age_again: i64,
+}
+
+impl Sweeper {
+    /// A sweeper for these bounds.
+    pub fn new(retention: Retention) -> Sweeper {
+        Sweeper { retention, offset_ns: None, doubtful: false, age_again: i64::MIN }
     }
-    if retention.age_ns_max.is_some_and(|most| utc_ns - oldest.modified_ns > most) {
-        return Ok(Some("age"));
-    }
-    if let Some(least) = retention.free_bytes_min {
-        let space = file::space(directory).map_err(|source| StoreError::io("stat", directory, source))?;
-        if space.available_bytes < least {
-            return Ok(Some("free"));
+
+    /// Deletes until every bound holds. `open`: the files of the running writer, which count for nothing.
+    pub fn sweep(
+        &mut self,
+        directory: &Path,
+        open: &[&Path],
+        utc_ns: i64,
+        monotonic_ns: i64,
+    ) -> Result<Sweep, StoreError> {
+        let mut sweep = Sweep::default();
+        if !self.retention.is_bounded() {
+            return Ok(sweep);
+        }
+        loop {
+            let files = list(directory)?;
+            let sealed: Vec<&SegmentFile> = files.iter().filter(|file| file.sealed).collect();
+            let Some(&oldest) = sealed.first() else { return Ok(sweep) };
+            let counts = |file: &&SegmentFile| !open.contains(&file.path.as_path());
+            let total = files.iter().filter(counts).map(|file| file.disk_bytes).sum();
+            let bound = match over_bytes(&self.retention, total) {
+                None => self.age(&sealed, utc_ns, monotonic_ns, &mut sweep.doubt),
+                bound => bound,
+            };
+            let bound = match bound {
+                None => under_free(directory, &self.retention)?,
+                bound => bound,
+            };
+            let Some(bound) = bound else { return Ok(sweep) };
+            sweep.removed.push(remove(directory, oldest, bound)?);
         }
     }
-    Ok(None)
+
+    fn age(
+        &mut self,
+        sealed: &[&SegmentFile],
+        utc_ns: i64,
+        monotonic_ns: i64,
+        doubt: &mut Option<String>,
+    ) -> Option<&'static str> {
+        let offset = utc_ns.saturating_sub(monotonic_ns);
+        let gained = offset.saturating_sub(*self.offset_ns.get_or_insert(offset));
+        let Some(bound) = over_age(&self.retention, sealed[0], utc_ns) else {
+            (self.doubtful, self.offset_ns) = (false, Some(offset));
+            return None;
+        };
+        let newest = sealed.iter().max_by_key(|file| file.modified_ns)?;
+        let all_old = over_age(&self.retention, newest, utc_ns).is_some();
+        if !self.doubtful && (gained > STEP_NS || all_old) {
+            self.doubtful = true;
+            let why = if gained > STEP_NS {
+                format!("the wall clock was set forward by {} s", gained / NANOS_PER_SECOND)
+            } else {
+                "even the newest sealed segment is older than retain_age".to_string()
+            };
+            *doubt = Some(format!(
+                "{why}: the newest segment stays, and of the others one is deleted each {} s; check the clock",
+                SWEEP_EVERY_NS / NANOS_PER_SECOND
+            ));
+        }
+        if self.doubtful {
+            if sealed[0].path == newest.path || monotonic_ns < self.age_again {
+                return None;
+            }
+            self.age_again = monotonic_ns + SWEEP_EVERY_NS;
+        }
+        Some(bound)
+    }
+}
+
+fn remove(directory: &Path, segment: &SegmentFile, bound: &'static str) -> Result<Removed, StoreError> {
+    fs::remove_file(&segment.path).map_err(|source| StoreError::io("delete", &segment.path, source))?;
+    file::sync_directory(directory).map_err(|source| StoreError::io("sync", directory, source))?;
+    Ok(Removed { path: segment.path.clone(), disk_bytes: segment.disk_bytes, bound })
+}
+
+fn over_bytes(retention: &Retention, total: u64) -> Option<&'static str> {
+    retention.bytes_max.is_some_and(|most| total > most).then_some("bytes")
+}
+
+fn over_age(retention: &Retention, segment: &SegmentFile, utc_ns: i64) -> Option<&'static str> {
+    retention.age_ns_max.is_some_and(|most| utc_ns.saturating_sub(segment.modified_ns) > most).then_some("age")
+}
+
+fn under_free(directory: &Path, retention: &Retention) -> Result<Option<&'static str>, StoreError> {
+    let Some(least) = retention.free_bytes_min else { return Ok(None) };
+    let space = file::space(directory).map_err(|source| StoreError::io("stat", directory, source))?;
+    Ok((space.available_bytes < least).then_some("free"))
 }

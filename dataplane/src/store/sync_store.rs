@@ -8,7 +8,7 @@ use crate::store::io::{Disk, StoreIo};
 use crate::store::retention::{Retention, SEALED_SUFFIX};
 use crate::store::scan::Damage;
 use crate::store::{
-    ClockState, Codec, Counters, LossRange, RecordMeta, StampSource, StoreError, StoreWriter, SyncPolicy,
+    ClockState, Codec, Counters, KnownRuns, LossRange, RecordMeta, StampSource, StoreError, StoreWriter, SyncPolicy,
     WriterSettings, stream_key,
 };
 use crate::sys::clock;
@@ -262,6 +262,11 @@ impl SyncStore {
         &self.damage
     }
 
+    /// The runs and raw frames that the store held when it was opened.
+    pub fn known_runs(&self) -> &KnownRuns {
+        self.io.known_runs()
+    }
+
     /// What the file thread complained about.
     pub fn trouble(&self) -> &[String] {
         &self.trouble
@@ -325,7 +330,10 @@ impl SyncStore {
     }
 
     fn progress(&self) -> (Counters, u64) {
-        (Counters { retried_writes: 0, ..self.writer.counters() }, self.writer.active_segment().unwrap_or(0))
+        (
+            Counters { retried_writes: 0, retried_seals: 0, ..self.writer.counters() },
+            self.writer.active_segment().unwrap_or(0),
+        )
     }
 
     /// Sleeps until a completion, a report or [`WAIT`].
@@ -385,6 +393,8 @@ impl SyncStore {
         match told {
             Told::Sealed(path) => self.sealed.push(path),
             Told::Damage(damage) => self.damage.extend(damage),
+            // A full disk says the same five times a second.
+            Told::Trouble(text) if self.trouble.last() == Some(&text) => {}
             Told::Trouble(text) => self.trouble.push(text),
         }
     }

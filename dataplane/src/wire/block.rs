@@ -946,6 +946,17 @@ impl SegmentIndex {
         self.blocks.iter().map(|block| u64::from(block.record_count)).sum()
     }
 
+    /// Bytes of the padded footer if so many blocks, ranges and bytes of stream entries come on top.
+    pub fn footer_bytes(&self, blocks: usize, ranges: usize, stream_bytes: usize) -> usize {
+        let streams: usize = self.streams.iter().map(|key| STREAM_ENTRY_BYTES + key.len()).sum();
+        let body = FOOTER_HEAD_BYTES
+            + (self.blocks.len() + blocks) * BLOCK_ENTRY_BYTES
+            + (self.ranges.len() + ranges) * SEGMENT_RANGE_BYTES
+            + streams
+            + stream_bytes;
+        pad(HEADER_BYTES + body + TRAILER_BYTES)
+    }
+
     /// The footer: a block to be written at byte `offset`, padded, with the trailer as its last bytes.
     pub fn encode_footer(&self, info: &SegmentInfo, offset: u64) -> Vec<u8> {
         let keys: usize = self.streams.iter().map(|key| STREAM_ENTRY_BYTES + key.len()).sum();

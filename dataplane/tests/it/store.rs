@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use sluice::store::retention::{Retention, enforce, list};
+use sluice::store::retention::{Retention, SWEEP_EVERY_NS, Sweeper, enforce, list};
 use sluice::store::scan::Depth;
 use sluice::store::{
     Codec, FLAG_LATE_FILL, NO_TIME, Reader, RecordKind, RecordMeta, Select, Step, StoreError, SyncSettings, SyncStore,
@@ -452,6 +452,58 @@ fn retention_deletes_the_oldest_one_at_a_time_until_each_bound_holds() {
 }
 
 #[test]
+fn open_segments_do_not_count_against_the_bound_and_left_over_ones_do() {
+    let (directory, files) = filled(4);
+    let open = [directory.path().join("0000000090-aa.tri.partial"), directory.path().join("0000000091-bb.tri.partial")];
+    open.iter().for_each(|path| fs::write(path, vec![1; 128 << 10]).unwrap());
+    let sealed = |files: &[sluice::store::retention::SegmentFile]| -> u64 {
+        files.iter().filter(|file| file.sealed).map(|file| file.disk_bytes).sum()
+    };
+    let retention = Retention { bytes_max: Some(sealed(&list(directory.path()).unwrap())), ..Retention::default() };
+    let mut sweeper = Sweeper::new(retention);
+    let paths: Vec<&Path> = open.iter().map(PathBuf::as_path).collect();
+    assert_eq!(sweeper.sweep(directory.path(), &paths, 0, 0).unwrap().removed, []);
+    // The second is no longer the writer's: what a crash left counts like the rest.
+    let removed = sweeper.sweep(directory.path(), &paths[..1], 0, 0).unwrap().removed;
+    assert_eq!(
+        removed.iter().map(|removed| &removed.path).collect::<Vec<_>>(),
+        files.iter().take(removed.len()).collect::<Vec<_>>()
+    );
+    assert!(!removed.is_empty() && open.iter().all(|path| path.exists()));
+}
+
+#[test]
+fn a_clock_that_is_set_forward_costs_one_segment_each_sweep_at_most() {
+    const HOUR: i64 = 3600 * 1_000_000_000;
+    let (directory, files) = filled(4);
+    let left = || list(directory.path()).unwrap().len();
+    let newest = list(directory.path()).unwrap().iter().map(|file| file.modified_ns).max().unwrap();
+    let age = Retention { age_ns_max: Some(HOUR), ..Retention::default() };
+    let mut sweeper = Sweeper::new(age);
+    let mut sweep = |utc, monotonic| sweeper.sweep(directory.path(), &[], utc, monotonic).unwrap();
+    assert_eq!(sweep(newest, 0), Default::default());
+    let first = sweep(newest + 30 * HOUR, 1);
+    assert_eq!((first.removed.len(), left()), (1, files.len() - 1));
+    assert!(first.doubt.as_ref().is_some_and(|doubt| doubt.contains("107999 s")), "{:?}", first.doubt);
+    // Many calls in one interval (a seal asks too), then one of the next; the clock comes back and nothing goes.
+    assert_eq!(sweep(newest + 30 * HOUR, 2), Default::default());
+    assert_eq!(sweep(newest + 30 * HOUR, SWEEP_EVERY_NS + 1).removed.len(), 1);
+    assert_eq!(sweep(newest, 3 * SWEEP_EVERY_NS), Default::default());
+    for turn in 4..40 {
+        sweep(newest + 30 * HOUR, turn * SWEEP_EVERY_NS);
+    }
+    assert_eq!(
+        list(directory.path()).unwrap().iter().map(|file| &file.path).collect::<Vec<_>>(),
+        [files.last().unwrap()]
+    );
+    // A process that starts under the wrong clock is as careful: it sees only old segments.
+    let (directory, files) = filled(4);
+    let first = Sweeper::new(age).sweep(directory.path(), &[], newest + 30 * HOUR, 0).unwrap();
+    assert_eq!((first.removed.len(), first.removed[0].path == files[0]), (1, true));
+    assert!(first.doubt.is_some());
+}
+
+#[test]
 fn a_bounded_store_stays_within_its_bound_while_it_is_written() {
     let directory = tempfile::tempdir().unwrap();
     let retention = Retention { bytes_max: Some(400 << 10), ..Retention::default() };
@@ -476,6 +528,94 @@ fn a_left_over_file_without_a_record_is_swept_at_the_start() {
     fs::write(directory.path().join("0000000004-00000000.tri.partial"), b"").unwrap();
     SyncStore::create(directory.path(), small()).unwrap().close().unwrap();
     assert_eq!(list(directory.path()).unwrap(), []);
+}
+
+#[test]
+fn a_process_that_goes_on_with_a_store_knows_which_numbers_are_taken() {
+    use sluice::store::{KnownRuns, known_runs, raw_key};
+    let directory = tempfile::tempdir().unwrap();
+    let other = SessionKey { session: SessionId::from_u32(7), ..SESSION };
+    let raw = raw_key("feed/r9", Side::A);
+    for round in 0..3u32 {
+        let mut store = SyncStore::create(directory.path(), small()).unwrap();
+        let known = store.known_runs().clone();
+        assert_eq!(known.next_run(&SESSION), 2 * round);
+        assert_eq!(known.next_run(&other), u32::from(round > 0) * 6);
+        assert_eq!(known.next_raw(&raw), 1 + 10 * u64::from(round));
+        assert_eq!(known.arrival_next, 13 * u64::from(round));
+        for (stream, session, run) in [(0, SESSION, 2 * round), (1, SESSION, 2 * round + 1), (2, other, 5)] {
+            store.stream_begin(StreamId(stream), &session, run);
+            store.append(&RecordMeta::message(StreamId(stream), Side::A, 1, 1), b"body").unwrap();
+        }
+        store.stream_begin_key(StreamId(3), &raw);
+        for sequence in known.next_raw(&raw)..known.next_raw(&raw) + 10 {
+            let meta = RecordMeta::message(StreamId(3), Side::A, sequence, 1);
+            store.append(&RecordMeta { kind: RecordKind::Raw, ..meta }, b"frame").unwrap();
+        }
+        // The second one is not sealed: its blocks say it.
+        if round == 1 {
+            store.flush().unwrap();
+            drop(store);
+        } else {
+            store.close().unwrap();
+        }
+    }
+    let known = known_runs(directory.path()).unwrap();
+    assert_eq!((known.next_run(&SESSION), known.next_raw(&raw), known.arrival_next), (6, 31, 39));
+    assert_eq!(known_runs(tempfile::tempdir().unwrap().path()).unwrap(), KnownRuns::default());
+}
+
+#[test]
+fn recovery_deletes_only_what_holds_nothing() {
+    use sluice::store::files::recover;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0000000003-00000000.tri.partial");
+    let (whole, _, ends) = unsealed(31, 60, 20);
+    let end = ends.last().unwrap().0;
+    let write = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(&path, &bytes).unwrap();
+        bytes
+    };
+    // A flipped bit in the segment header; a header of a later version; a header that never reached the disk.
+    let changes: [&dyn Fn(&mut Vec<u8>); 3] =
+        [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
+    for (place, change) in changes.iter().enumerate() {
+        let bytes = write(*change);
+        let error = recover(&path).expect_err("it cannot be read");
+        assert!(matches!(error, StoreError::Kept { .. }), "change {place}: {error}");
+        assert_eq!(fs::read(&path).unwrap(), bytes, "change {place}");
+    }
+    // A later version is not judged by what follows it.
+    fs::write(&path, {
+        let mut bytes = whole[..4096].to_vec();
+        bytes[24] = 2;
+        bytes
+    })
+    .unwrap();
+    assert!(matches!(recover(&path), Err(StoreError::Kept { .. })));
+    // Every block torn: nothing can be indexed, but the bytes stay.
+    let begins = || std::iter::once(4096).chain(ends.iter().map(|end| end.0)).take(ends.len());
+    let bytes = write(&|bytes| begins().for_each(|begin| bytes[begin + 200] ^= 1));
+    let (sealed, records, damage) = recover(&path).unwrap();
+    assert_eq!((records, damage.len()), (0, ends.len()), "{damage:?}");
+    assert_eq!(fs::read(&sealed).unwrap()[..end], bytes[..end]);
+    assert_eq!(read_all(&mut Reader::open(directory.path()).unwrap(), Select::All).0, []);
+    // A header and nothing else.
+    fs::write(&path, &whole[..4096]).unwrap();
+    assert_eq!(recover(&path).unwrap().1, 0);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_segment_made_ahead_and_never_used_is_gone_afterwards_with_direct_writes_too() {
+    for direct in [false, true] {
+        // The build's own folder: a real file system, where /tmp may be a tmpfs (which knows no O_DIRECT).
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        drop(SyncStore::create(directory.path(), SyncSettings { direct, ..small() }).unwrap());
+        assert_eq!(list(directory.path()).unwrap(), [], "direct: {direct}");
+    }
 }
 
 #[test]
@@ -766,6 +906,129 @@ mod machine {
             writer.on_sync(1, result, 0);
         }
         assert_eq!((writer.durable_arrival(), writer.counters().failed_syncs), (1, 1));
+    }
+
+    #[test]
+    fn a_seal_without_space_is_tried_again_and_leaves_the_watermark_alone() {
+        let settings = WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() };
+        let settings = WriterSettings { segment_ns: Some(NANOS_PER_SECOND), ..settings };
+        let mut writer = machine(settings, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=7, 0);
+        writer.on_tick(NANOS_PER_SECOND);
+        let (slot, bytes, _) = writes(&ops(&mut writer))[0];
+        writer.on_write(slot, Ok(bytes), NANOS_PER_SECOND);
+        writer.segment_ready(grant(2), NANOS_PER_SECOND);
+        writer.on_tick(NANOS_PER_SECOND);
+        let seal = ops(&mut writer);
+        assert!(matches!(&seal[..], [Op::Seal { segment: 1, end: 12288, .. }]), "{seal:?}");
+        let mut now = 2 * NANOS_PER_SECOND;
+        for _ in 0..3 {
+            writer.on_sealed(1, Err(Fault::NoSpace), now);
+            assert_eq!(writer.durable_arrival(), 7, "the blocks are on the disk");
+            assert_eq!(ops(&mut writer), []);
+            now += 200 * NANOS_PER_MILLI;
+            assert_eq!(writer.deadline(), Some(now));
+            writer.on_tick(now);
+            assert_eq!(ops(&mut writer), seal, "the same again");
+        }
+        writer.on_sealed(1, Err(Fault::NoSpace), now);
+        append(&mut writer, 8..=8, now);
+        writer.close(now);
+        let (slot, bytes, _) = writes(&ops(&mut writer))[0];
+        writer.on_write(slot, Ok(bytes), now);
+        assert!(matches!(&ops(&mut writer)[..], [Op::Seal { segment: 2, .. }]));
+        writer.on_sealed(2, Err(Fault::NoSpace), now);
+        assert!(!writer.is_closed(), "space may come as long as nobody gives up");
+        writer.give_up(now);
+        let counters = writer.counters();
+        assert_eq!((writer.is_closed(), counters.failed_seals, counters.retried_seals), (true, 2, 5));
+        assert_eq!((writer.durable_arrival(), writer.losses().data_records()), (8, 0));
+    }
+
+    #[test]
+    fn a_segment_keeps_room_for_its_footer() {
+        for (segment_bytes, blocks) in [(4096 + 2 * 8192 + 4096, 2), (4096 + 2 * 8192, 1)] {
+            let settings = WriterSettings { segment_bytes, sync: SyncPolicy::Never, ..WriterSettings::default() };
+            let mut writer = machine(settings, 8);
+            writer.segment_ready(grant(1), 0);
+            append(&mut writer, 1..=29, 0);
+            let out = ops(&mut writer);
+            assert_eq!(writes(&out).len(), blocks, "{segment_bytes}");
+            writes(&out).iter().for_each(|&(slot, bytes, _)| writer.on_write(slot, Ok(bytes), 0));
+            let sealed = ops(&mut writer).into_iter().find_map(|op| match op {
+                Op::Seal { footer, end, .. } => Some(end + footer.len() as u64),
+                _ => None,
+            });
+            assert!(sealed.is_some_and(|bytes| bytes <= segment_bytes), "{sealed:?} of {segment_bytes}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_is_never_in_the_past_while_a_full_disk_holds_up_the_next_segment() {
+        let settings = WriterSettings { segment_bytes: 4096 + 8192 + 4096, ..WriterSettings::default() };
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..settings }, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=15, 0);
+        let (slot, bytes, _) = writes(&ops(&mut writer))[0];
+        writer.on_write(slot, Err(Fault::NoSpace), 0);
+        writer.segment_failed(Fault::NoSpace);
+        let mut now = 0;
+        for _ in 0..20 {
+            let Some(deadline) = writer.deadline() else { break };
+            assert!(deadline > now, "deadline {deadline} at {now}");
+            now = deadline;
+            writer.on_tick(now);
+            if let [(again, ..)] = writes(&ops(&mut writer))[..] {
+                writer.on_write(again, Ok(bytes), now);
+            }
+        }
+        assert_eq!(writer.deadline(), None, "only a segment can help");
+        let settings = WriterSettings { segment_ns: Some(5), single: true, ..WriterSettings::default() };
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..settings }, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=1, 0);
+        writer.flush(0);
+        assert_eq!(writer.deadline(), None, "a single file does not rotate");
+    }
+
+    #[test]
+    fn a_stream_that_nobody_registered_is_counted_as_lost() {
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 4);
+        writer.segment_ready(grant(1), 0);
+        append(&mut writer, 1..=1, 0);
+        let stranger = |sequence| RecordMeta { stream: StreamId(4_000_000_000), ..message(sequence) };
+        for sequence in 10..13 {
+            assert_eq!(writer.append(&stranger(sequence), b"body", 0), Err(LostCause::Unregistered));
+        }
+        assert_eq!(writer.append_run(&stranger(13), 2, Framing::U16Le, &[0; 4], 0), Err(LostCause::Unregistered));
+        assert_eq!(append(&mut writer, 2..=2, 0), 0);
+        let [range] = writer.losses().ranges() else { panic!("{:?}", writer.losses().ranges()) };
+        assert_eq!((range.cause, range.first, range.last), (LostCause::Unregistered, 10, 14));
+        assert_eq!((writer.losses().data_records(), writer.in_flight_data(), writer.arrival_next()), (5, 2, 7));
+        let mut books = [[0; 3]; 1];
+        writer.stream_books(&mut books);
+        assert_eq!(books, [[0, 0, 2]]);
+    }
+
+    #[test]
+    fn a_segment_that_cannot_be_made_is_a_write_error() {
+        let mut writer = machine(WriterSettings { sync: SyncPolicy::Never, ..WriterSettings::default() }, 2);
+        for (sequence, fault, cause) in [
+            (15, Fault::NoSpace, LostCause::NoSpace),
+            (16, Fault::Io(5), LostCause::WriteError),
+            (17, Fault::NoSpace, LostCause::NoSpace),
+        ] {
+            writer.segment_failed(fault);
+            append(&mut writer, 1..=14, 0);
+            assert_eq!(writer.append(&message(sequence), &[1; 1000], 0), Err(cause));
+        }
+        writer.segment_failed(Fault::Io(5));
+        writer.close(0);
+        writer.give_up(0);
+        let last = writer.losses().ranges().last().unwrap();
+        assert_eq!(last.cause, LostCause::WriteError);
+        assert!(matches!(&ops(&mut writer)[..], [Op::NextSegment]) && writer.is_closed());
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) fn failure(error: StoreError) -> Failure {
             Exit::Usage
         }
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::Usage,
-        StoreError::Format { .. } => Exit::Damage,
+        StoreError::Format { .. } | StoreError::Kept { .. } => Exit::Damage,
         StoreError::Io { .. } | StoreError::Locked(_) | StoreError::Ring(_) | StoreError::Lost { .. } => Exit::Host,
     };
     Failure { message: error.to_string(), exit }
