@@ -452,7 +452,7 @@ fn mold(packets: u64) -> Vec<(i64, Vec<u8>)> {
         let count = if packet % 50 == 0 { 0 } else { (packet % 5 + 1) as u16 };
         let last = packet + 1 == packets;
         let shown = if last { moldudp64::END_OF_SESSION } else { count };
-        let header = moldudp64::Header { session: *b"      S001", sequence: next, count: shown };
+        let header = moldudp64::Header { session: *b"S001      ", sequence: next, count: shown };
         let mut payload = header.encode().to_vec();
         let end = if last { next } else { next + u64::from(count) };
         for sequence in next..end {

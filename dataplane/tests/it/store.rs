@@ -579,8 +579,8 @@ fn recovery_deletes_only_what_holds_nothing() {
         bytes
     };
     // A flipped bit in the segment header; a header of a later version; a header that never reached the disk.
-    let changes: [&dyn Fn(&mut Vec<u8>); 3] =
-        [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
+    type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let changes: [Change<'_>; 3] = [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
     for (place, change) in changes.iter().enumerate() {
         let bytes = write(*change);
         let error = recover(&path).expect_err("it cannot be read");
