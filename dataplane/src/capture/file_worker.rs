@@ -41,6 +41,8 @@ struct OpenSide {
     source: Option<FileSource>,
     /// The packet read ahead, for the merge.
     next: Option<FrameToken>,
+    /// The side's latest stamp: a packet without one gets it.
+    last_ns: i64,
     link_type: LinkType,
     ended: bool,
 }
@@ -86,7 +88,14 @@ impl FileWorker {
     ) -> FileWorker {
         let sides = sides
             .into_iter()
-            .map(|side| OpenSide { side, source: None, next: None, link_type: LinkType::Ethernet, ended: false })
+            .map(|side| OpenSide {
+                side,
+                source: None,
+                next: None,
+                last_ns: 0,
+                link_type: LinkType::Ethernet,
+                ended: false,
+            })
             .collect();
         FileWorker {
             name,
@@ -119,7 +128,12 @@ impl FileWorker {
                     let bytes = packet.data.len().min(filling.bytes().len());
                     filling.bytes()[..bytes].copy_from_slice(&packet.data[..bytes]);
                     open.link_type = packet.link;
-                    open.next = Some(filling.into_token(bytes, packet.capture_ns));
+                    if packet.stamped {
+                        open.last_ns = packet.capture_ns;
+                    } else {
+                        self.counters.add(QueueCounter::Unstamped, 1);
+                    }
+                    open.next = Some(filling.into_token(bytes, open.last_ns));
                 }
                 Ok(None) => {
                     let token = filling.into_token(0, 0);

@@ -9,7 +9,7 @@ use super::file_worker::{FileSide, FileWorker};
 use super::items::RxItem;
 use super::queue_worker::{Destination, FeedPort, FrameQueue, QueueWorker};
 use super::stats::{ArbiterCounter, QueueCounter, SideCounter};
-use crate::config::{Config, Feed, FeedProtocol, Interface, Record, SourceKind, StartAt};
+use crate::config::{Config, Feed, FeedProtocol, Interface, Record, SourceKind, Span, StartAt};
 use crate::feed::arbiter::{Arbiter, ArbiterSettings};
 use crate::feed::handoff::Handoff;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender, link};
@@ -385,7 +385,7 @@ impl<'a> Builder<'a> {
         let worker = ArbiterWorker::new(ArbiterParts {
             name: format!("arbiter {}", config.name),
             protocol: config.protocol,
-            arbiter: Arbiter::new(arbiter_settings(config, files)),
+            arbiter: Arbiter::new(arbiter_settings(config)),
             time: if files { TimeSource::Packets } else { TimeSource::Live },
             merged: config.record != Record::Raw,
             raw: config.store.is_some() && config.record != Record::Merged,
@@ -417,13 +417,13 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// The machine's settings. Files are judged by frontier, window and end of input alone, so that a truth file can be
-/// met exactly; live feeds also by hold and side timeout.
-fn arbiter_settings(feed: &Feed, files: bool) -> ArbiterSettings {
+/// The machine's settings. Files are judged by frontier, window and end of input alone unless hold and side timeout are
+/// given, so that a truth file can be met exactly.
+fn arbiter_settings(feed: &Feed) -> ArbiterSettings {
     ArbiterSettings {
         window_messages: feed.window,
-        hold_ns: (!files).then(|| feed.hold.nanos()),
-        side_timeout_ns: (!files).then(|| feed.side_timeout.nanos()),
+        hold_ns: feed.hold().map(Span::nanos),
+        side_timeout_ns: feed.side_timeout().map(Span::nanos),
         jump_max: feed.jump_max,
         send_skew_max_ns: (feed.protocol == FeedProtocol::IexTp).then(|| feed.send_skew_max.nanos()),
         start_session: feed.start == StartAt::Session,

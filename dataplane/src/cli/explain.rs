@@ -58,8 +58,8 @@ fn workers(config: &Config, core: &str) -> Vec<String> {
             feed.name,
             feed.sides.len(),
             feed.window,
-            feed.hold,
-            feed.side_timeout
+            feed.hold().map_or("no bound".into(), |hold| hold.to_string()),
+            feed.side_timeout().map_or("none".into(), |timeout| timeout.to_string())
         ));
     }
     for store in config.stores.iter().filter(|store| store.core == core) {

@@ -258,12 +258,13 @@ pub struct Feed {
     /// Reorder window, in messages.
     #[serde(default = "Feed::window_default")]
     pub window: u32,
-    /// How long a held message waits for what is missing before it.
-    #[serde(default = "Feed::hold_default")]
-    pub hold: Span,
-    /// After how long a silent side counts as dead.
-    #[serde(default = "Feed::side_timeout_default")]
-    pub side_timeout: Span,
+    /// How long a held message waits for what is missing before it. Live feeds: 20 ms if not given; files: no bound if
+    /// not given, so that a truth can be met exactly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Span>,
+    /// After how long a silent side counts as dead. Live feeds: 3 s if not given; files: only at their end if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub side_timeout: Option<Span>,
     /// A jump above this many messages is suspect until confirmed.
     #[serde(default = "Feed::jump_max_default")]
     pub jump_max: u64,
@@ -294,12 +295,26 @@ impl Feed {
     fn window_default() -> u32 {
         65_536
     }
-    fn hold_default() -> Span {
-        Span(std::time::Duration::from_millis(20))
+    /// `hold` of a live feed that does not give one.
+    pub const HOLD_LIVE: Span = Span(std::time::Duration::from_millis(20));
+    /// `side_timeout` of a live feed that does not give one.
+    pub const SIDE_TIMEOUT_LIVE: Span = Span(std::time::Duration::from_secs(3));
+
+    /// Whether its sides are files.
+    pub fn is_files(&self) -> bool {
+        self.sides.iter().any(|side| side.source == SourceKind::File)
     }
-    fn side_timeout_default() -> Span {
-        Span(std::time::Duration::from_secs(3))
+
+    /// The hold in force; `None`: no bound.
+    pub fn hold(&self) -> Option<Span> {
+        self.hold.or((!self.is_files()).then_some(Feed::HOLD_LIVE))
     }
+
+    /// The side timeout in force; `None`: only the end of the input.
+    pub fn side_timeout(&self) -> Option<Span> {
+        self.side_timeout.or((!self.is_files()).then_some(Feed::SIDE_TIMEOUT_LIVE))
+    }
+
     fn jump_max_default() -> u64 {
         1_000_000
     }

@@ -395,6 +395,9 @@ mod tests {
         let bare = GOOD.replace("path = \"/tmp/x\"", "path = \"/var/lib/sluice/main\"").to_string();
         let mut bare = parse(&bare).expect("parses");
         bare.feeds[0].sides[0].source = SourceKind::AfXdp;
+        // Written out in the annotated file: what a live feed gets that does not give them.
+        bare.feeds[0].hold = Some(Feed::HOLD_LIVE);
+        bare.feeds[0].side_timeout = Some(Feed::SIDE_TIMEOUT_LIVE);
         assert_eq!(annotated, bare);
         let text = toml::to_string(&bare).expect("prints");
         for line in text.lines().filter(|line| line.contains('=')) {

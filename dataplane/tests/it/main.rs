@@ -8,6 +8,7 @@ mod common;
 mod arbiter_truth;
 mod bad_bytes;
 mod cli_store;
+mod config_examples;
 mod docs_sizing;
 mod gap_rules;
 mod gap_truth;

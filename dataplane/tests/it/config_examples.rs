@@ -1,0 +1,34 @@
+//! Every file of config/ is one that `check` finds nothing in, and that `--explain` can draw.
+
+use std::path::Path;
+
+#[test]
+fn every_example_is_right() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&folder).expect("config/") {
+        let path = entry.expect("an entry").path();
+        let config = sluice::config::load(&path).expect("parses");
+        let findings = sluice::config::check(&config);
+        assert!(findings.is_empty(), "{}: {findings:?}", path.display());
+        let drawing = sluice::cli::explain::explain(&config);
+        for core in &config.cores {
+            assert!(drawing.contains(&format!("core {} ", core.name)), "{drawing}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 3, "{seen} files in {}", folder.display());
+}
+
+/// What the format holds at most is what `check` allows at most.
+#[test]
+fn the_largest_block_is_the_formats() {
+    let text = include_str!("../../../config/demo.toml");
+    let with = |bytes: u64| {
+        let text = text.replace("segment = \"64MiB\"", &format!("segment = \"4GiB\"\nblock = \"{bytes}B\""));
+        sluice::config::check(&sluice::config::parse(&text).expect("parses"))
+    };
+    let largest = sluice::wire::block::BLOCK_BYTES_MAX as u64;
+    assert_eq!(with(largest), []);
+    assert_eq!(with(largest + 4_096).len(), 1);
+}
