@@ -116,9 +116,21 @@ pub fn read_footer(file: &File, path: &Path, info: &SegmentInfo) -> Result<Optio
     let mut footer = vec![0; length as usize];
     let have = read_at(file, &mut footer, trailer.footer_offset).map_err(io)?;
     match SegmentIndex::parse_footer(&footer[..have]) {
-        Ok((header, index)) if header.uuid == info.uuid => Ok(Some(index)),
+        Ok((header, index)) if header.uuid == info.uuid && stands_before(&index, trailer.footer_offset) => {
+            Ok(Some(index))
+        }
         _ => Ok(None),
     }
+}
+
+/// Whether the blocks follow one another between the segment header and byte `end`.
+fn stands_before(index: &SegmentIndex, end: u64) -> bool {
+    let mut at = SECTOR_BYTES as u64;
+    index.blocks.iter().all(|block| {
+        let in_order = block.offset >= at;
+        at = block.offset.saturating_add(block.padded_bytes());
+        in_order && at <= end
+    })
 }
 
 /// Scans all blocks of a segment. `live`: another process is writing it, so holes and a torn end are no damage yet.
@@ -369,13 +381,13 @@ impl Walk<'_> {
             return;
         }
         let Some(hole) = self.hole.take() else { return };
-        let arrival = scan.index.blocks.last().map(|block| block.arrival_last + 1);
+        let arrival = scan.index.blocks.last().map(|block| block.arrival_last.saturating_add(1));
         let records = next.and_then(|(header, _)| Some(header.arrival_first.saturating_sub(arrival?)));
         let mut lost = Vec::new();
         for (stream, last) in scan.last_sequences() {
             let first_after = next.and_then(|(_, index)| first_of(index, &stream));
             match first_after {
-                Some(after) if after <= last + 1 => {}
+                Some(after) if after <= last.saturating_add(1) => {}
                 Some(after) => lost.push(LostSequences { stream, first: last + 1, last: Some(after - 1) }),
                 // The next block has nothing of it: nothing is known.
                 None => {}
@@ -405,7 +417,7 @@ impl Walk<'_> {
         }
         let lost = scan.last_sequences().into_iter().map(|(stream, last)| LostSequences {
             stream,
-            first: last + 1,
+            first: last.saturating_add(1),
             last: None,
         });
         scan.damage.push(Damage {
