@@ -83,10 +83,6 @@ pub struct Scan {
     pub end: u64,
     /// Where a later scan has to go on: before the first hole, else at `end`.
     pub resume: u64,
-    /// Whether a footer follows the blocks.
-    pub footer: bool,
-    /// Blocks of another segment that lay in this file's space before.
-    pub stale_blocks: u64,
     /// Holes and tears.
     pub damage: Vec<Damage>,
 }
@@ -141,8 +137,6 @@ pub fn scan(file: &File, path: &Path, depth: Depth, live: bool) -> Result<Scan, 
         index: SegmentIndex::default(),
         end: SECTOR_BYTES as u64,
         resume: SECTOR_BYTES as u64,
-        footer: false,
-        stale_blocks: 0,
         damage: Vec::new(),
     };
     scan.go_on(file, path, depth, live)?;
@@ -176,7 +170,7 @@ impl Scan {
                 }
                 Step::Footer => {
                     walk.end_hole(self, at, None);
-                    (self.footer, self.end) = (true, at);
+                    self.end = at;
                     break;
                 }
                 Step::Nothing => match walk.next_candidate(at)? {
@@ -276,7 +270,6 @@ impl Walk<'_> {
         let parsed = BlockHeader::parse(&self.bytes[..have]);
         let header = match parsed {
             Ok(header) if header.uuid != scan.info.uuid => {
-                scan.stale_blocks += 1;
                 self.stale_end = at + header.padded_bytes() as u64;
                 return Ok(self.nothing(at, BlockError::Magic, false));
             }

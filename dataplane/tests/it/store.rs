@@ -649,6 +649,8 @@ fn a_process_that_goes_on_with_a_store_knows_which_numbers_are_taken() {
     assert_eq!(known_runs(tempfile::tempdir().unwrap().path()).unwrap(), KnownRuns::default());
 }
 
+type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
+
 #[test]
 fn recovery_deletes_only_what_holds_nothing() {
     use sluice::store::files::recover;
@@ -656,15 +658,14 @@ fn recovery_deletes_only_what_holds_nothing() {
     let path = directory.path().join("0000000003-00000000.tri.partial");
     let (whole, _, ends) = unsealed(31, 60, 20);
     let end = ends.last().unwrap().0;
-    let write = |change: &dyn Fn(&mut Vec<u8>)| {
+    let write = |change: Change<'_>| {
         let mut bytes = whole.clone();
         change(&mut bytes);
         fs::write(&path, &bytes).unwrap();
         bytes
     };
     // A flipped bit in the segment header; a header of a later version; a header that never reached the disk.
-    let changes: [&dyn Fn(&mut Vec<u8>); 3] =
-        [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
+    let changes: [Change<'_>; 3] = [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
     for (place, change) in changes.iter().enumerate() {
         let bytes = write(*change);
         let error = recover(&path).expect_err("it cannot be read");
