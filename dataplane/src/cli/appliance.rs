@@ -11,7 +11,7 @@ use crate::capture::plan::{CapturePlan, PlannedQueue, QueueCounts, plan};
 use crate::capture::queue_worker::FrameQueue;
 use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
 use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
-use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind};
+use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind, Through};
 use crate::runtime::control::ControlServer;
 use crate::runtime::launch::{CorePlan, Launched, Pulse, launch};
 use crate::runtime::link::Doorbell;
@@ -35,7 +35,8 @@ struct HostInterface {
     interface: Interface,
     frames: FrameChoice,
     queues: u32,
-    program: Arc<Mutex<XdpProgram>>,
+    /// None through libpcap.
+    program: Option<Arc<Mutex<XdpProgram>>>,
     facts: Vec<Arc<OnceLock<QueueFacts>>>,
 }
 
@@ -276,9 +277,27 @@ fn look_up_one(config: &Config, settings: &config::Interface) -> Result<HostInte
     let host = |error: &dyn std::fmt::Display| Failure::host(error.to_string());
     let interface = Interface::find(&settings.name).map_err(|error| host(&error))?;
     interface.check_not_default_route(settings.force).map_err(|error| host(&error))?;
-    let queues = interface.rx_queues().map_err(|error| host(&error))?;
     let frames = choose_frames(&interface, None, None).map_err(|error| host(&error))?;
-    let xdp = XdpSettings {
+    if settings.through == Through::Libpcap {
+        if !cfg!(feature = "libpcap") {
+            return Err(Failure::usage(format!(
+                "interface \"{}\": through = \"libpcap\", but this build has no libpcap: build with --features libpcap",
+                settings.name
+            )));
+        }
+        let (config, facts) = (settings.clone(), Vec::new());
+        return Ok(HostInterface { config, interface, frames, queues: 1, program: None, facts });
+    }
+    let queues = interface.rx_queues().map_err(|error| host(&error))?;
+    let program =
+        XdpProgram::load(&interface, &xdp_settings(config, settings, frames)).map_err(|error| host(&error))?;
+    let facts = (0..queues).map(|_| Arc::default()).collect();
+    let program = Some(Arc::new(Mutex::new(program)));
+    Ok(HostInterface { config: settings.clone(), interface, frames, queues, program, facts })
+}
+
+fn xdp_settings(config: &Config, settings: &config::Interface, frames: FrameChoice) -> XdpSettings {
+    XdpSettings {
         destinations: destinations(config, &settings.name),
         mode: match settings.mode {
             AttachMode::Native => XdpMode::Native,
@@ -289,17 +308,7 @@ fn look_up_one(config: &Config, settings: &config::Interface) -> Result<HostInte
         stamp: true,
         replace: settings.replace,
         uncovered_queues: false,
-    };
-    let program = XdpProgram::load(&interface, &xdp).map_err(|error| host(&error))?;
-    let facts = (0..queues).map(|_| Arc::default()).collect();
-    Ok(HostInterface {
-        config: settings.clone(),
-        interface,
-        frames,
-        queues,
-        program: Arc::new(Mutex::new(program)),
-        facts,
-    })
+    }
 }
 
 /// Every (address, port) that a feed takes from an interface.
@@ -317,6 +326,9 @@ fn open_queue(interfaces: &[HostInterface], queue: &PlannedQueue) -> Result<Box<
         .iter()
         .find(|host| host.config.name == queue.interface.name)
         .ok_or_else(|| format!("interface \"{}\" was not looked up", queue.interface.name))?;
+    if host.config.through == Through::Libpcap {
+        return open_libpcap(host, queue);
+    }
     let settings = XskSettings {
         frame_count: queue.interface.frames,
         fill_ring: queue.interface.ring,
@@ -331,6 +343,19 @@ fn open_queue(interfaces: &[HostInterface], queue: &PlannedQueue) -> Result<Box<
     };
     let facts = host.facts[queue.queue as usize].clone();
     Ok(Box::new(AfXdpQueue::new(host.interface.clone(), settings, facts)))
+}
+
+#[cfg(feature = "libpcap")]
+fn open_libpcap(host: &HostInterface, queue: &PlannedQueue) -> Result<Box<dyn FrameQueue>, String> {
+    use crate::capture::source::libpcap_queue::LibpcapQueue;
+    let promiscuous = queue.interface.promiscuous != Promiscuous::Off;
+    let (name, frames, bytes) = (&host.interface.name, queue.interface.frames, host.frames.packet_bytes_max);
+    Ok(Box::new(LibpcapQueue::new(name, queue.area, frames, bytes, promiscuous, "udp".into())))
+}
+
+#[cfg(not(feature = "libpcap"))]
+fn open_libpcap(host: &HostInterface, _: &PlannedQueue) -> Result<Box<dyn FrameQueue>, String> {
+    Err(format!("interface \"{}\": this build has no libpcap", host.config.name))
 }
 
 fn plan_stores(
@@ -420,7 +445,15 @@ fn cores(
 fn attach(interfaces: &[HostInterface]) -> Result<Vec<InterfaceMode>, Failure> {
     let mut modes = Vec::new();
     for host in interfaces {
-        let mut program = host.program.lock().expect("nobody panics with it held");
+        let Some(program) = &host.program else {
+            modes.push(InterfaceMode {
+                interface: host.config.name.clone(),
+                xdp: "none (libpcap)".into(),
+                ..InterfaceMode::default()
+            });
+            continue;
+        };
+        let mut program = program.lock().expect("nobody panics with it held");
         let mut zero_copy = true;
         for facts in &host.facts {
             let facts = facts.get().expect("every queue was opened by its worker's start");
@@ -460,14 +493,14 @@ fn attach(interfaces: &[HostInterface]) -> Result<Vec<InterfaceMode>, Failure> {
 }
 
 fn detach(interfaces: &[HostInterface]) {
-    for host in interfaces {
-        host.program.lock().expect("nobody panics with it held").detach();
+    for program in interfaces.iter().filter_map(|host| host.program.as_ref()) {
+        program.lock().expect("nobody panics with it held").detach();
     }
 }
 
 fn xdp_reader(interfaces: &[HostInterface]) -> XdpReader {
-    let programs: Vec<(String, u32, Arc<Mutex<XdpProgram>>)> =
-        interfaces.iter().map(|host| (host.config.name.clone(), host.queues, host.program.clone())).collect();
+    let program = |host: &HostInterface| Some((host.config.name.clone(), host.queues, host.program.clone()?));
+    let programs: Vec<(String, u32, Arc<Mutex<XdpProgram>>)> = interfaces.iter().filter_map(program).collect();
     Box::new(move || {
         let mut queues = Vec::new();
         for (interface, count, program) in &programs {

@@ -10,6 +10,7 @@ pub mod appliance;
 pub mod check;
 pub mod explain;
 pub mod feed;
+pub mod log;
 pub mod reference;
 pub mod run;
 pub mod stat;
@@ -90,7 +91,7 @@ pub enum Command {
 /// Parses the process's arguments, runs the command, prints its failure.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    log_to_stderr();
+    log::start();
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(args),
@@ -99,23 +100,12 @@ pub fn main() -> ExitCode {
         Command::Store(command) => store::run(command),
         Command::Reference(args) => reference::run(args),
     };
+    log::flush();
     match outcome {
         Ok(exit) => ExitCode::from(exit as u8),
         Err(failure) => {
             eprintln!("sluice: {}", failure.message);
             ExitCode::from(failure.exit as u8)
         }
-    }
-}
-
-/// Logs go to standard error: text on a terminal, JSON lines elsewhere; `SLUICE_LOG` filters (default `info`).
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
-        builder.init();
-    } else {
-        builder.json().init();
     }
 }

@@ -87,12 +87,25 @@ pub enum Promiscuous {
     On,
 }
 
+/// Through what an interface is captured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Through {
+    /// AF_XDP sockets, one per receive queue.
+    AfXdp,
+    /// libpcap, as one queue (a build with the feature `libpcap`).
+    Libpcap,
+}
+
 /// `[[interface]]`: how a NIC is captured. One program, one XSKMAP; one socket, one UMEM, one worker per queue.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interface {
     /// The interface's name or altname.
     pub name: String,
+    /// Through what it is captured.
+    #[serde(default = "Interface::through_default")]
+    pub through: Through,
     /// Cores that serve its receive queues: queue *i* runs on core *i* modulo their number.
     pub cores: Vec<String>,
     /// Receive queues to open, from 0; 0 means all that the interface has. Fewer than it has is refused.
@@ -128,6 +141,9 @@ pub struct Interface {
 }
 
 impl Interface {
+    fn through_default() -> Through {
+        Through::AfXdp
+    }
     fn zero_copy_default() -> ZeroCopy {
         ZeroCopy::Prefer
     }
@@ -263,7 +279,7 @@ pub struct Feed {
     /// Most open runs per session.
     #[serde(default = "Feed::runs_max_default")]
     pub runs_max: u32,
-    /// Items of each link between a queue and the arbiter, and between the arbiter and the store; a power of two.
+    /// Items of each link between a queue and the arbiter, and between the arbiter and the store.
     #[serde(default = "Feed::link_default")]
     pub link: u32,
     /// Frames of 66 KiB in which what the reorder window gives back travels to the store; a full window must fit.

@@ -9,7 +9,7 @@ mod quantity;
 
 pub use capture::{
     AttachMode, COPY_FRAME_BYTES, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side,
-    SourceKind, Stamp, StartAt, Store, ZeroCopy,
+    SourceKind, Stamp, StartAt, Store, Through, ZeroCopy,
 };
 pub use check::{Finding, check, frames_needed, queue_frames_min};
 pub use load::{Config, ConfigError, load, parse};

@@ -218,7 +218,8 @@ impl StoreWorker {
             }
             Handoff::StreamBegin { stream, key, run, base } => {
                 let stream = store_stream(feed, self.parts.streams_max, stream);
-                let text = stream_key(&key, run);
+                // Runs count from 0 in each process: in the store they go on from what it holds of the session.
+                let text = stream_key(&key, self.files.known_runs().next_run(&key) + run);
                 self.writer.stream_begin(stream, &text);
                 self.own_names.push((stream, text));
                 self.mark(RecordKind::StreamBegin, stream, base, &[], now);
@@ -305,9 +306,8 @@ impl StoreWorker {
         let stream = raw_stream(feed, self.parts.streams_max, side);
         let next = &mut self.raw_next[feed][side.index()];
         if *next == 0 {
-            // Above every sequence of an earlier process in this store: each raw frame took an arrival index too.
-            *next = self.writer.settings().arrival_first + 1;
             let key = raw_key(&self.parts.feeds[feed], side);
+            *next = self.files.known_runs().next_raw(&key);
             self.writer.stream_begin(stream, &key);
             self.own_names.push((stream, key));
         }

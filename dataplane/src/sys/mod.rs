@@ -4,7 +4,6 @@
 //! Never does: know what the bytes mean.
 #![allow(unsafe_code)]
 
-pub mod area;
 pub mod bpf;
 pub mod clock;
 pub mod cpu;

@@ -5,11 +5,26 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// SIGTERM, SIGINT and SIGHUP, taken out of normal delivery for every thread started afterwards.
 pub struct Signals(SignalFd);
+
+/// Runs `start` with SIGTERM, SIGINT and SIGHUP held off from the calling thread: a thread started in it inherits that
+/// and never takes them from whoever waits for them. The caller's own mask is as before afterwards.
+pub fn shielded<R>(start: impl FnOnce() -> R) -> R {
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        set.add(signal);
+    }
+    let before = set.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let result = start();
+    if let Ok(before) = before {
+        let _ = before.thread_set_mask();
+    }
+    result
+}
 
 /// What was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -313,7 +313,7 @@ impl Running {
     pub fn wait(&self, what: &str, mut done: impl FnMut(&Running) -> bool) {
         let end = clock::monotonic_ns() + WAIT_NS_MAX;
         while !done(self) {
-            assert!(clock::monotonic_ns() < end, "no end of waiting for {what}: {}", self.capture.status().1);
+            assert!(clock::monotonic_ns() < end, "no end of waiting for {what}: {}", self.capture.glance());
             assert_eq!(self.launched.fault(), None, "while waiting for {what}");
             clock::sleep(Duration::from_micros(500));
         }

@@ -181,7 +181,7 @@ fn a_file_waits_for_the_disk_and_for_the_links() {
     let store = "segment = \"16MiB\"\nblock = \"128KiB\"\nblocks_in_flight = 4\nflush = \"50ms\"\n";
     let running = start_files(directory.path(), &sides, "link = 64\n", store, &tampering);
     // The stall ends when everything before the disk is full, and not before.
-    let received = |running: &Running| number(&running.capture.status().1["queues"][0]["received"]);
+    let received = |running: &Running| number(&running.capture.glance()["queues"][0]["received"]);
     let (mut before, mut same) = (0, 0);
     running.wait("a full pipeline", |running| {
         let now = received(running);
@@ -217,7 +217,7 @@ fn conservation_with_every_kind_of_loss() {
     tampering.core_blocks.store(true, Relaxed);
     tampering.arbiter_blocks.store(true, Relaxed);
     let running = start(&config, queues, &tampering);
-    let count = |running: &Running, of: &str, term: &str| sum(&running.capture.status().1, of, term);
+    let count = |running: &Running, of: &str, term: &str| sum(&running.capture.glance(), of, term);
     running.wait("a full link before the arbiter", |r| count(r, "queues", "link_full") > 0);
     tampering.arbiter_blocks.store(false, Relaxed);
     running.wait("a full link before the store", |r| {
@@ -331,7 +331,7 @@ fn window_keeps_no_frames() {
     facts[0].released.store(1_800, Relaxed);
     running.wait("a full window", |running| held(running) > 2_500);
     running.wait("every frame at home", |_| facts[0].get(|f| &f.home) == u64::from(frames));
-    let counted = |running: &Running| number(&running.capture.status().1["queues"][0]["frames_home"]);
+    let counted = |running: &Running| number(&running.capture.glance()["queues"][0]["frames_home"]);
     running.wait("the worker's own count", |running| counted(running) == u64::from(frames));
     assert!(held(&running) > 2_500, "they are held still");
     // Beyond the window: it advances by itself, and the ring goes on.
@@ -452,7 +452,7 @@ fn mold(packets: u64) -> Vec<(i64, Vec<u8>)> {
         let count = if packet % 50 == 0 { 0 } else { (packet % 5 + 1) as u16 };
         let last = packet + 1 == packets;
         let shown = if last { moldudp64::END_OF_SESSION } else { count };
-        let header = moldudp64::Header { session: *b"      S001", sequence: next, count: shown };
+        let header = moldudp64::Header { session: *b"S001      ", sequence: next, count: shown };
         let mut payload = header.encode().to_vec();
         let end = if last { next } else { next + u64::from(count) };
         for sequence in next..end {

@@ -285,6 +285,34 @@ fn frames_of_several_buffers_are_captured_and_raw_frames_are_kept_as_they_came()
 }
 
 #[test]
+fn an_interface_is_captured_through_libpcap_in_builds_that_have_it() {
+    netns::run(|| {
+        let folder = workspace();
+        let directory = folder.path();
+        let veth = Veth::new("v", 1, 1500);
+        let interface = "ring = 1024\nframes = 8192\nthrough = \"libpcap\"";
+        let config = Config { sides: sides([&veth]), interface, ..Config::default() };
+        if !cfg!(feature = "libpcap") {
+            let refused = output(directory, &["run", config.write(directory)]);
+            let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(refused.status.code() == Some(2) && told.contains("--features libpcap"), "{told}");
+            return;
+        }
+        let run = Run::start(directory, &config);
+        let (sender, mut publisher) = (Raw::sender(&veth.outside), Publisher::new(9, 40));
+        let frames: Vec<Vec<u8>> = (0..200).map(|index| publisher.frame(1 + index % 3)).collect();
+        frames.iter().for_each(|frame| sender.send(frame));
+        let end = publisher.next;
+        run.until("captured", |status| emitted(status) == end - 1);
+        let report = run.stop();
+        assert_eq!(report["capture"]["interfaces"][0]["xdp"], "none (libpcap)");
+        let rows = done(directory, &["store", "query", "store", "--format", "jsonl"]);
+        let bodies = read_rows(&rows).into_values().next().expect("one stream");
+        assert!(bodies.keys().copied().eq(1..end));
+    });
+}
+
+#[test]
 fn an_interface_that_goes_away_ends_the_process_with_a_reason() {
     netns::run(|| {
         let folder = workspace();

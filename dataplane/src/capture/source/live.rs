@@ -87,7 +87,9 @@ impl LiveSource {
         let packet = match self.capture.next_packet() {
             Ok(packet) => packet,
             Err(pcap::Error::TimeoutExpired) => {
-                clock::sleep(NAP.min(self.wait));
+                if !self.wait.is_zero() {
+                    clock::sleep(NAP.min(self.wait));
+                }
                 return Ok(None);
             }
             Err(error) => return Err(failed(&self.interface, &error)),
@@ -107,6 +109,16 @@ impl LiveSource {
             link: self.link,
             index,
         }))
+    }
+
+    /// The frames' link type.
+    pub fn link(&self) -> LinkType {
+        self.link
+    }
+
+    /// For polling: readable when frames wait.
+    pub fn fd(&self) -> std::os::fd::RawFd {
+        std::os::fd::AsRawFd::as_raw_fd(&self.capture)
     }
 
     /// The counters so far.

@@ -5,4 +5,6 @@
 pub mod af_xdp;
 pub mod file;
 #[cfg(feature = "libpcap")]
+pub mod libpcap_queue;
+#[cfg(feature = "libpcap")]
 pub mod live;

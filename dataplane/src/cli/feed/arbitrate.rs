@@ -267,7 +267,8 @@ impl Output {
 impl Sink for Output {
     fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, run: u32, _base: u64) {
         if let Some(store) = &mut self.store {
-            store.stream_begin(stream, key, run);
+            let known = store.known_runs().next_run(key);
+            store.stream_begin(stream, key, known + run);
         }
     }
 
