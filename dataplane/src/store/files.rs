@@ -185,11 +185,6 @@ impl Files {
         self.reports.recv_timeout(timeout).ok()
     }
 
-    /// Whether the thread has ended although nobody stopped it.
-    pub fn is_dead(&self) -> bool {
-        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
-    }
-
     /// Ends the thread and waits for it.
     pub fn stop(&mut self) {
         let _ = self.requests.send(FilesRequest::Stop);

@@ -1,4 +1,4 @@
-//! Carries a writer's operations to the disk and their results back: writes and syncs through the core's io_uring (or
+//! Carries a writer's operations to the disk and their results back: writes and syncs through an io_uring (or
 //! plain calls), file work through the helper thread.
 
 use std::fs::File;
@@ -15,18 +15,14 @@ const KIND_SHIFT: u32 = 40;
 const KIND_WRITE: u64 = 1;
 const KIND_SYNC: u64 = 2;
 const VALUE_MASK: u64 = (1 << KIND_SHIFT) - 1;
-/// The bits of `user_data` that belong to whoever shares the ring: the tag.
-pub const TAG_MASK: u64 = 0xff << 56;
 
 /// What carries out writes and syncs.
 pub enum Disk<'a> {
-    /// The core's ring, on which the pool's blocks are registered in order, from block `base` of the ring's list.
-    Ring {
+    /// A ring on which the pool's blocks are registered in order.
+    Ring(
         /// The ring.
-        ring: &'a mut CoreRing,
-        /// Place of the pool's first block in the ring's list.
-        base: usize,
-    },
+        &'a mut CoreRing,
+    ),
     /// Plain calls that block.
     Plain,
 }
@@ -35,14 +31,13 @@ pub enum Disk<'a> {
 pub struct StoreIo {
     files: Files,
     open: Vec<(u64, Arc<File>)>,
-    tag: u64,
     outstanding: usize,
 }
 
 impl StoreIo {
-    /// `tag`: the top byte of `user_data` of this store's requests on a shared ring.
-    pub fn new(files: Files, tag: u8) -> StoreIo {
-        StoreIo { files, open: Vec::new(), tag: u64::from(tag) << 56, outstanding: 0 }
+    /// The way through this thread; a ring that is used with it must be this store's alone.
+    pub fn new(files: Files) -> StoreIo {
+        StoreIo { files, open: Vec::new(), outstanding: 0 }
     }
 
     /// Requests that are with the kernel.
@@ -58,12 +53,6 @@ impl StoreIo {
     /// The helper thread.
     pub fn files(&mut self) -> &mut Files {
         &mut self.files
-    }
-
-    /// Whether a completion on a shared ring is this store's.
-    #[inline]
-    pub fn owns(&self, user_data: u64) -> bool {
-        user_data & TAG_MASK == self.tag
     }
 
     /// Takes what the helper thread says, then carries out what the writer wants. Never waits with [`Disk::Ring`].
@@ -125,11 +114,11 @@ impl StoreIo {
                 self.files.ask(FilesRequest::Discard(segment));
             }
             Op::Write { segment, slot, buffer_offset, bytes, file_offset } => {
-                let user_data = self.tag | KIND_WRITE << KIND_SHIFT | slot as u64;
+                let user_data = KIND_WRITE << KIND_SHIFT | slot as u64;
                 let file = self.file(segment);
                 match disk {
-                    Disk::Ring { ring, base } => {
-                        ring.write_fixed(file.as_fd(), *base + slot, buffer_offset, bytes, file_offset, user_data)?;
+                    Disk::Ring(ring) => {
+                        ring.write_fixed(file.as_fd(), slot, buffer_offset, bytes, file_offset, user_data)?;
                         self.outstanding += 1;
                     }
                     Disk::Plain => {
@@ -140,10 +129,10 @@ impl StoreIo {
                 }
             }
             Op::Sync { segment } => {
-                let user_data = self.tag | KIND_SYNC << KIND_SHIFT | segment & VALUE_MASK;
+                let user_data = KIND_SYNC << KIND_SHIFT | segment & VALUE_MASK;
                 let file = self.file(segment);
                 match disk {
-                    Disk::Ring { ring, .. } => {
+                    Disk::Ring(ring) => {
                         ring.sync_data(file.as_fd(), user_data)?;
                         self.outstanding += 1;
                     }
@@ -162,12 +151,12 @@ impl StoreIo {
         &open.expect("the writer names granted segments only").1
     }
 
-    /// Takes a completion that [`StoreIo::owns`].
+    /// Takes a completion.
     pub fn complete<B: BlockBuffer>(&mut self, writer: &mut StoreWriter<B>, user_data: u64, result: i32, now: i64) {
         self.outstanding -= 1;
         let value = user_data & VALUE_MASK;
         let outcome = if result < 0 { Err(Fault::from_errno(-result)) } else { Ok(result as usize) };
-        match (user_data & !TAG_MASK) >> KIND_SHIFT {
+        match user_data >> KIND_SHIFT {
             KIND_WRITE => writer.on_write(value as usize, outcome, now),
             KIND_SYNC => writer.on_sync(value, outcome.map(drop), now),
             kind => panic!("a completion of kind {kind}: not one of the store's"),

@@ -83,10 +83,6 @@ pub struct Scan {
     pub end: u64,
     /// Where a later scan has to go on: before the first hole, else at `end`.
     pub resume: u64,
-    /// Whether a footer follows the blocks.
-    pub footer: bool,
-    /// Blocks of another segment that lay in this file's space before.
-    pub stale_blocks: u64,
     /// Holes and tears.
     pub damage: Vec<Damage>,
 }
@@ -116,9 +112,21 @@ pub fn read_footer(file: &File, path: &Path, info: &SegmentInfo) -> Result<Optio
     let mut footer = vec![0; length as usize];
     let have = read_at(file, &mut footer, trailer.footer_offset).map_err(io)?;
     match SegmentIndex::parse_footer(&footer[..have]) {
-        Ok((header, index)) if header.uuid == info.uuid => Ok(Some(index)),
+        Ok((header, index)) if header.uuid == info.uuid && stands_before(&index, trailer.footer_offset) => {
+            Ok(Some(index))
+        }
         _ => Ok(None),
     }
+}
+
+/// Whether the blocks follow one another between the segment header and byte `end`.
+fn stands_before(index: &SegmentIndex, end: u64) -> bool {
+    let mut at = SECTOR_BYTES as u64;
+    index.blocks.iter().all(|block| {
+        let in_order = block.offset >= at;
+        at = block.offset.saturating_add(block.padded_bytes());
+        in_order && at <= end
+    })
 }
 
 /// Scans all blocks of a segment. `live`: another process is writing it, so holes and a torn end are no damage yet.
@@ -129,8 +137,6 @@ pub fn scan(file: &File, path: &Path, depth: Depth, live: bool) -> Result<Scan, 
         index: SegmentIndex::default(),
         end: SECTOR_BYTES as u64,
         resume: SECTOR_BYTES as u64,
-        footer: false,
-        stale_blocks: 0,
         damage: Vec::new(),
     };
     scan.go_on(file, path, depth, live)?;
@@ -164,7 +170,7 @@ impl Scan {
                 }
                 Step::Footer => {
                     walk.end_hole(self, at, None);
-                    (self.footer, self.end) = (true, at);
+                    self.end = at;
                     break;
                 }
                 Step::Nothing => match walk.next_candidate(at)? {
@@ -264,7 +270,6 @@ impl Walk<'_> {
         let parsed = BlockHeader::parse(&self.bytes[..have]);
         let header = match parsed {
             Ok(header) if header.uuid != scan.info.uuid => {
-                scan.stale_blocks += 1;
                 self.stale_end = at + header.padded_bytes() as u64;
                 return Ok(self.nothing(at, BlockError::Magic, false));
             }
@@ -369,13 +374,13 @@ impl Walk<'_> {
             return;
         }
         let Some(hole) = self.hole.take() else { return };
-        let arrival = scan.index.blocks.last().map(|block| block.arrival_last + 1);
+        let arrival = scan.index.blocks.last().map(|block| block.arrival_last.saturating_add(1));
         let records = next.and_then(|(header, _)| Some(header.arrival_first.saturating_sub(arrival?)));
         let mut lost = Vec::new();
         for (stream, last) in scan.last_sequences() {
             let first_after = next.and_then(|(_, index)| first_of(index, &stream));
             match first_after {
-                Some(after) if after <= last + 1 => {}
+                Some(after) if after <= last.saturating_add(1) => {}
                 Some(after) => lost.push(LostSequences { stream, first: last + 1, last: Some(after - 1) }),
                 // The next block has nothing of it: nothing is known.
                 None => {}
@@ -405,7 +410,7 @@ impl Walk<'_> {
         }
         let lost = scan.last_sequences().into_iter().map(|(stream, last)| LostSequences {
             stream,
-            first: last + 1,
+            first: last.saturating_add(1),
             last: None,
         });
         scan.damage.push(Damage {

@@ -143,7 +143,7 @@ impl SyncStore {
         let mut store = SyncStore {
             path: path.into(),
             writer,
-            io: StoreIo::new(files, 1),
+            io: StoreIo::new(files),
             ring,
             now,
             until_look: APPENDS_PER_LOOK,
@@ -354,7 +354,7 @@ impl SyncStore {
         loop {
             let mut reports = Vec::new();
             let mut disk = match &mut self.ring {
-                Some(ring) => Disk::Ring { ring, base: 0 },
+                Some(ring) => Disk::Ring(ring),
                 None => Disk::Plain,
             };
             let step = self.io.step(&mut self.writer, &mut disk, self.now, &mut |report| {

@@ -75,8 +75,6 @@ pub struct CoreRing {
     ring: IoUring,
     enabled: bool,
     blocks: Vec<(usize, usize)>,
-    /// Eight bytes per doorbell for the kernel to read into: boxed, so that they never move.
-    doorbell: Box<[u64; 1]>,
     _arenas: Vec<Arc<Arena>>,
 }
 
@@ -108,7 +106,7 @@ impl CoreRing {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(RingError::Old("timed waits"));
         }
-        Ok(CoreRing { ring, enabled: false, blocks: Vec::new(), doorbell: Box::new([0]), _arenas: Vec::new() })
+        Ok(CoreRing { ring, enabled: false, blocks: Vec::new(), _arenas: Vec::new() })
     }
 
     /// Registers block memory: block *i* of the list is `block` *i* of [`CoreRing::write_fixed`]. Once per ring. The
@@ -220,16 +218,10 @@ impl CoreRing {
         self.push(opcode::PollRemove::new(poll_user_data).build().user_data(user_data))
     }
 
-    /// Reads the doorbell (an eventfd) once it rings; at most one such read may be out per ring.
-    pub fn read_doorbell(&mut self, fd: BorrowedFd<'_>, user_data: u64) -> io::Result<()> {
-        let into = self.doorbell.as_mut_ptr().cast::<u8>();
-        self.push(opcode::Read::new(Fd(fd.as_raw_fd()), into, 8).build().user_data(user_data))
-    }
-
     fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
         assert!(self.enabled, "the ring is enabled before its first request");
-        // SAFETY: the only memory that requests name is registered block memory (kept by `_arenas`) and `doorbell`
-        // (boxed in self); both outlive the ring, whose closing ends all requests.
+        // SAFETY: the only memory that requests name is registered block memory (kept by `_arenas`); it outlives the
+        // ring, whose closing ends all requests.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.submit()?;
         }
@@ -360,17 +352,16 @@ mod tests {
         assert!(ring.next_completion().is_none());
         let bell = nix::sys::eventfd::EventFd::new().unwrap();
         ring.poll_readable(bell.as_fd(), 1).unwrap();
-        ring.read_doorbell(bell.as_fd(), 2).unwrap();
         ring.submit().unwrap();
         bell.write(3).unwrap();
         let mut seen = Vec::new();
         for _ in 0..100 {
             ring.submit_and_wait(Some(Duration::from_millis(100))).unwrap();
             ring.reap(|user_data, _, _| seen.push(user_data));
-            if seen.contains(&1) && seen.contains(&2) {
+            if seen.contains(&1) {
                 return;
             }
         }
-        panic!("no completion of poll and read: {seen:?}");
+        panic!("no completion of the poll: {seen:?}");
     }
 }

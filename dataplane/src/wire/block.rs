@@ -410,13 +410,17 @@ impl BlockHeader {
         if self.arrival_last.wrapping_sub(self.arrival_first) != u64::from(self.record_count) - 1 {
             return field("arrival_last", self.arrival_last);
         }
-        let tables = usize::from(self.chunk_count) * CHUNK_ENTRY_BYTES
-            + self.range_count as usize * RANGE_ENTRY_BYTES
-            + usize::from(self.stream_count) * STREAM_ENTRY_BYTES;
-        if tables > self.index_bytes as usize {
+        if self.tables_bytes() > self.index_bytes as usize {
             return field("index_bytes", self.index_bytes.into());
         }
         Ok(())
+    }
+
+    /// Bytes of the index area's tables, without the streams' keys.
+    fn tables_bytes(&self) -> usize {
+        usize::from(self.chunk_count) * CHUNK_ENTRY_BYTES
+            + self.range_count as usize * RANGE_ENTRY_BYTES
+            + usize::from(self.stream_count) * STREAM_ENTRY_BYTES
     }
 
     /// Checks `header` (its [`HEADER_BYTES`] as read) and `index` against the checksum.
@@ -510,6 +514,10 @@ impl BlockIndex {
     pub fn parse(header: &BlockHeader, index: &[u8]) -> Result<BlockIndex, BlockError> {
         if index.len() != header.index_bytes as usize {
             return Err(BlockError::Short { need: header.index_bytes.into(), have: index.len() as u64 });
+        }
+        // A header of records has passed this already; one of another kind has not.
+        if header.kind != BlockKind::Records || header.tables_bytes() > index.len() {
+            return Err(BlockError::Index("not a block of records"));
         }
         let mut get = Get { bytes: index, at: 0 };
         let mut out = BlockIndex::default();

@@ -374,6 +374,90 @@ fn random_bytes_are_refused_without_a_panic() {
     }
 }
 
+/// Writes the checksums of the block at `begin` anew, so that only what its fields say is wrong; false where that
+/// cannot even be parsed.
+fn forge(bytes: &mut [u8], begin: usize, chunks_too: bool) -> bool {
+    use sluice::wire::block::{BlockHeader, BlockIndex, CHUNK_ENTRY_BYTES, HEADER_BYTES, chunk_checksum};
+    let block = &mut bytes[begin..];
+    let Ok(header) = BlockHeader::parse(block) else { return false };
+    if header.block_bytes() > block.len() {
+        return false;
+    }
+    let index_at = HEADER_BYTES + header.records_bytes as usize;
+    if chunks_too && let Ok(index) = BlockIndex::parse(&header, &block[index_at..header.block_bytes()]) {
+        for (number, chunk) in index.chunks.iter().enumerate() {
+            let span = index.chunk_span(&header, number);
+            let Some(records) = block[HEADER_BYTES..index_at].get(span) else { continue };
+            let mut chunk = *chunk;
+            chunk.checksum = chunk_checksum(records);
+            chunk.encode(&mut block[index_at + number * CHUNK_ENTRY_BYTES..]);
+        }
+    }
+    header.seal(&mut block[..header.block_bytes()]);
+    true
+}
+
+#[test]
+fn wild_fields_under_right_checksums_are_refused_or_read_without_a_panic() {
+    use sluice::store::known_runs;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0000000001-aabbccdd.tri");
+    let file = directory.path().join("whole.tri");
+    let mut store = SyncStore::create(&file, small()).unwrap();
+    for part in records(61, 200).chunks(50) {
+        write_all(&mut store, part);
+        store.flush().unwrap();
+    }
+    store.close().unwrap();
+    let whole = fs::read(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    let magic = |at: &usize| whole[*at..].starts_with(&sluice::wire::block::MAGIC);
+    let begins: Vec<usize> = (4096..whole.len()).step_by(4096).filter(magic).collect();
+    let wild = [0, 1, u64::from(u32::MAX), u64::MAX, i64::MAX as u64, 1 << 31, 0xffff];
+    for seed in 0..250 {
+        let mut random = Pcg64Mcg::seed_from_u64(seed);
+        let mut bytes = whole.clone();
+        let mut forged = false;
+        for _ in 0..random.random_range(1..4) {
+            let begin = begins[random.random_range(0..begins.len())];
+            let header = sluice::wire::block::BlockHeader::parse(&whole[begin..]).unwrap();
+            let records = if random.random() { 0 } else { header.records_bytes as usize };
+            let from = if random.random_range(0..4) == 0 { 64 } else { 128 + records };
+            let at = begin + random.random_range(from..header.block_bytes() - 8);
+            let value = if random.random() { wild[random.random_range(0..wild.len())] } else { random.random() };
+            let width = [2, 4, 8][random.random_range(0..3)];
+            bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
+            forged |= forge(&mut bytes, begin, records == 0);
+        }
+        for partial in [false, true] {
+            let path = if partial { path.with_extension("tri.partial") } else { path.clone() };
+            fs::write(&path, &bytes).unwrap();
+            let read = std::panic::catch_unwind(|| {
+                if let Ok(mut reader) = Reader::open_with(directory.path(), Depth::Full) {
+                    let streams = 0..reader.streams().len();
+                    let mut selects: Vec<Select> =
+                        streams.map(|stream| Select::Sequence { stream, first: 5, last: 5000 }).collect();
+                    selects.push(Select::All);
+                    selects.push(Select::Time { from: 0, to: i64::MAX, stream: None });
+                    for select in selects {
+                        let mut query = reader.query(select);
+                        while let Ok(Some(_)) = query.step() {}
+                    }
+                }
+                let _ = verify(directory.path(), |_, _| ());
+                known_runs(directory.path()).unwrap();
+                if partial {
+                    let _ = sluice::store::files::recover(&path);
+                }
+            });
+            assert!(read.is_ok(), "seed {seed}, partial {partial}, forged {forged}");
+            for file in list(directory.path()).unwrap() {
+                fs::remove_file(file.path).unwrap();
+            }
+        }
+    }
+}
+
 #[test]
 fn two_writers_on_one_directory_are_refused() {
     let directory = tempfile::tempdir().unwrap();
@@ -565,6 +649,8 @@ fn a_process_that_goes_on_with_a_store_knows_which_numbers_are_taken() {
     assert_eq!(known_runs(tempfile::tempdir().unwrap().path()).unwrap(), KnownRuns::default());
 }
 
+type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
+
 #[test]
 fn recovery_deletes_only_what_holds_nothing() {
     use sluice::store::files::recover;
@@ -572,14 +658,13 @@ fn recovery_deletes_only_what_holds_nothing() {
     let path = directory.path().join("0000000003-00000000.tri.partial");
     let (whole, _, ends) = unsealed(31, 60, 20);
     let end = ends.last().unwrap().0;
-    let write = |change: &dyn Fn(&mut Vec<u8>)| {
+    let write = |change: Change<'_>| {
         let mut bytes = whole.clone();
         change(&mut bytes);
         fs::write(&path, &bytes).unwrap();
         bytes
     };
     // A flipped bit in the segment header; a header of a later version; a header that never reached the disk.
-    type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
     let changes: [Change<'_>; 3] = [&|bytes| bytes[70] ^= 1, &|bytes| bytes[24] = 2, &|bytes| bytes[..4096].fill(0)];
     for (place, change) in changes.iter().enumerate() {
         let bytes = write(*change);
