@@ -44,6 +44,8 @@ pub trait FrameQueue: Send {
     fn link_type(&self) -> LinkType {
         LinkType::Ethernet
     }
+    /// Nothing new is wanted: a source that no detach silences takes what it has and no more.
+    fn stop(&mut self) {}
     /// Closes the socket; on the worker's own thread.
     fn close(&mut self) {}
 }
@@ -143,6 +145,52 @@ impl QueueWorker {
         self.counters.set(QueueCounter::FramesHome, u64::from(self.queue.tokens_max() - self.tokens_out));
     }
 
+    /// A segment to its arbiter; with a full link it is dropped here, counted with its messages.
+    #[inline]
+    fn pass_segment(&mut self, token: FrameToken, found: &Found) {
+        let to = &mut self.destinations[found.destination];
+        let item = RxItem::Frame {
+            token,
+            payload_offset: found.offset,
+            payload_bytes: found.bytes,
+            side: to.side,
+            segment: true,
+        };
+        match self.feeds[to.feed].link.push(item) {
+            Ok(()) => {
+                let kind = if found.messages > 0 { QueueCounter::DataSegments } else { QueueCounter::Heartbeats };
+                self.counters.add(kind, 1);
+                to.counters.add(SideCounter::Segments, 1);
+                to.counters.add(SideCounter::Messages, u64::from(found.messages));
+            }
+            Err(RxItem::Frame { token, .. }) => {
+                self.counters.add(QueueCounter::LinkFull, 1);
+                to.counters.add(SideCounter::LinkFull, 1);
+                to.counters.add(SideCounter::LinkFullMessages, u64::from(found.messages));
+                self.keep(token);
+            }
+            Err(RxItem::End { .. }) => unreachable!("a frame was pushed"),
+        }
+    }
+
+    /// A frame that is no segment: to the arbiter if the feed records raw frames, else home.
+    fn pass_raw(&mut self, token: FrameToken, reason: RawReason, destination: Option<usize>) {
+        self.counters.add(QueueCounter::RawOnly(reason), 1);
+        let to = destination.map(|at| (self.destinations[at].feed, self.destinations[at].side));
+        let Some((feed, side)) = to.filter(|(feed, _)| self.feeds[*feed].raw) else { return self.keep(token) };
+        let item = RxItem::Frame { token, payload_offset: 0, payload_bytes: 0, side, segment: false };
+        if let Err(RxItem::Frame { token, .. }) = self.feeds[feed].link.push(item) {
+            self.counters.add(QueueCounter::RawLinkFull, 1);
+            self.keep(token);
+        }
+    }
+
+    /// A frame that goes nowhere.
+    fn keep(&mut self, token: FrameToken) {
+        self.queue.recycle(token);
+        self.tokens_out -= 1;
+    }
+
     fn read_losses(&mut self) {
         let [dropped, ring_full, fill_empty, unstamped] = self.queue.losses();
         self.counters.set(QueueCounter::RxDropped, dropped);
@@ -163,8 +211,16 @@ pub fn parse_segment(protocol: FeedProtocol, payload: &[u8]) -> Result<Segment<'
 
 /// What one frame is, found without moving it.
 enum Verdict {
-    Segment { destination: usize, offset: u32, bytes: u32, messages: u32 },
+    Segment(Found),
     Raw { reason: RawReason, destination: Option<usize> },
+}
+
+/// A segment of a feed: where it leads, where its payload lies, how many messages it brings.
+struct Found {
+    destination: usize,
+    offset: u32,
+    bytes: u32,
+    messages: u32,
 }
 
 #[inline]
@@ -180,12 +236,12 @@ fn classify(frame: &[u8], link: LinkType, destinations: &[Destination], feeds: &
         return Verdict::Raw { reason: RawReason::Unmatched, destination: None };
     };
     match parse_segment(feeds[destinations[destination].feed].protocol, view.payload) {
-        Ok(segment) => Verdict::Segment {
+        Ok(segment) => Verdict::Segment(Found {
             destination,
             offset: view.payload_offset,
             bytes: view.payload.len() as u32,
             messages: if segment.kind == SegmentKind::Data { segment.count } else { 0 },
-        },
+        }),
         Err(reason) => Verdict::Raw { reason: RawReason::Segment(reason), destination: Some(destination) },
     }
 }
@@ -212,62 +268,14 @@ impl Worker for QueueWorker {
         let mut batch = std::mem::take(&mut self.batch);
         let received = self.queue.receive(&mut batch, BATCH_FRAMES);
         let link_type = self.queue.link_type();
-        let area = self.area.as_ref().expect("started");
         let mut bytes = 0;
         self.tokens_out += received as u32;
         for token in batch.drain(..) {
             bytes += u64::from(token.bytes);
-            match classify(area.packet(&token), link_type, &self.destinations, &self.feeds) {
-                Verdict::Segment { destination, offset, bytes, messages } => {
-                    let to = &mut self.destinations[destination];
-                    let item = RxItem::Frame {
-                        token,
-                        payload_offset: offset,
-                        payload_bytes: bytes,
-                        side: to.side,
-                        segment: true,
-                    };
-                    match self.feeds[to.feed].link.push(item) {
-                        Ok(()) => {
-                            let kind = if messages > 0 { QueueCounter::DataSegments } else { QueueCounter::Heartbeats };
-                            self.counters.add(kind, 1);
-                            to.counters.add(SideCounter::Segments, 1);
-                            to.counters.add(SideCounter::Messages, u64::from(messages));
-                        }
-                        Err(RxItem::Frame { token, .. }) => {
-                            self.counters.add(QueueCounter::LinkFull, 1);
-                            to.counters.add(SideCounter::LinkFull, 1);
-                            to.counters.add(SideCounter::LinkFullMessages, u64::from(messages));
-                            self.queue.recycle(token);
-                            self.tokens_out -= 1;
-                        }
-                        Err(RxItem::End { .. }) => unreachable!("a frame was pushed"),
-                    }
-                }
-                Verdict::Raw { reason, destination } => {
-                    self.counters.add(QueueCounter::RawOnly(reason), 1);
-                    let wanted = destination
-                        .map(|d| (self.destinations[d].feed, self.destinations[d].side))
-                        .filter(|(feed, _)| self.feeds[*feed].raw);
-                    let token = match wanted {
-                        None => Some(token),
-                        Some((feed, side)) => {
-                            let item =
-                                RxItem::Frame { token, payload_offset: 0, payload_bytes: 0, side, segment: false };
-                            match self.feeds[feed].link.push(item) {
-                                Err(RxItem::Frame { token, .. }) => {
-                                    self.counters.add(QueueCounter::RawLinkFull, 1);
-                                    Some(token)
-                                }
-                                _ => None,
-                            }
-                        }
-                    };
-                    if let Some(token) = token {
-                        self.queue.recycle(token);
-                        self.tokens_out -= 1;
-                    }
-                }
+            let packet = self.area.as_ref().expect("started").packet(&token);
+            match classify(packet, link_type, &self.destinations, &self.feeds) {
+                Verdict::Segment(segment) => self.pass_segment(token, &segment),
+                Verdict::Raw { reason, destination } => self.pass_raw(token, reason, destination),
             }
         }
         self.batch = batch;
@@ -291,6 +299,7 @@ impl Worker for QueueWorker {
     fn stop(&mut self, _turn: &mut Turn<'_>) {
         self.stopped = true;
         self.empty_turns = 0;
+        self.queue.stop();
     }
 
     fn drained(&self) -> bool {

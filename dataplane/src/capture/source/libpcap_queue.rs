@@ -17,6 +17,8 @@ pub struct LibpcapQueue {
     frame_bytes: u32,
     open: Option<(LiveSource, FramePool)>,
     oversize: u64,
+    /// Packets still taken after the stop: about what the kernel's buffer holds then.
+    left: Option<u32>,
     losses: [u64; 4],
 }
 
@@ -39,6 +41,7 @@ impl LibpcapQueue {
             frame_bytes,
             open: None,
             oversize: 0,
+            left: None,
             losses: [0; 4],
         }
     }
@@ -59,7 +62,7 @@ impl FrameQueue for LibpcapQueue {
     fn receive(&mut self, out: &mut Vec<FrameToken>, max: usize) -> usize {
         let (source, pool) = self.open.as_mut().expect("open");
         let mut taken = 0;
-        while taken < max {
+        while taken < max && self.left != Some(0) {
             // Without a free frame the packets wait in the kernel's buffer.
             let Some(mut filling) = pool.take() else { break };
             // An interface that went away is seen by the control thread; here it only brings nothing more.
@@ -77,6 +80,7 @@ impl FrameQueue for LibpcapQueue {
             filling.bytes()[..packet.data.len()].copy_from_slice(packet.data);
             out.push(filling.into_token(packet.data.len(), packet.capture_ns));
             taken += 1;
+            self.left = self.left.map(|left| left - 1);
         }
         taken
     }
@@ -94,6 +98,10 @@ impl FrameQueue for LibpcapQueue {
             self.losses = [self.oversize, u64::from(counts.dropped), 0, 0];
         }
         self.losses
+    }
+
+    fn stop(&mut self) {
+        self.left = Some(self.frames);
     }
 
     fn tokens_max(&self) -> u32 {
