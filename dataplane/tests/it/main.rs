@@ -17,5 +17,6 @@ mod golden;
 mod no_alloc;
 mod packets;
 mod pipeline;
+mod replay;
 mod sources;
 mod store;
