@@ -30,8 +30,9 @@ pub struct SessionId(pub [u8; 10]);
 impl SessionId {
     /// A numeric (IEX-TP) session id.
     pub fn from_u32(id: u32) -> SessionId {
+        // Written as it is compared, in eight bytes and two: narrower stores would stall the comparison behind them.
         let mut bytes = [0; 10];
-        bytes[..4].copy_from_slice(&id.to_le_bytes());
+        bytes[..8].copy_from_slice(&u64::from(id).to_le_bytes());
         SessionId(bytes)
     }
 
