@@ -2,7 +2,8 @@
 //! together, and what a store worker alone brings into preallocated tmpfs.
 //!
 //! `pipeline/*` report CPU time of the whole process (the core's thread, the kernel's io workers for it, the files'
-//! thread), so nothing that a packet costs is left out; `store_worker/*` report wall time. Packets are those of a real
+//! thread), so nothing that a packet costs is left out; `store_worker/*` report wall time, or (`core_cpu`) CPU
+//! time of the core's thread. Packets are those of a real
 //! day, each with its own number of messages; without the data, packets of that size made here.
 
 // A measurement may read the clock; the product reads it in `sys::clock` alone.
@@ -73,6 +74,11 @@ fn packets_per_iteration() -> u64 {
 /// CPU time of all threads of this process, the kernel's io workers among them.
 fn process_cpu() -> Duration {
     Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("every kernel has it"))
+}
+
+/// CPU time of the calling thread, in user space and in the kernel.
+fn thread_cpu() -> Duration {
+    Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("every kernel has it"))
 }
 
 /// A place in memory, so that the disk is not what is measured.
@@ -148,7 +154,7 @@ fn template(payload: &[u8]) -> Template {
 /// Orders from the measuring thread to a source on the core, and its answers.
 struct Orders {
     packets: Sender<u64>,
-    done: Receiver<()>,
+    done: Receiver<Duration>,
     doorbell: Arc<Doorbell>,
 }
 
@@ -157,22 +163,24 @@ impl Orders {
         let doorbell = Doorbell::new().expect("an eventfd");
         let (packets, orders) = channel();
         let (done, answers) = channel();
-        let source = Source { orders, done, left: 0, out: 0, sent: 0, pool: None, store: Arc::default() };
+        let source =
+            Source { orders, done, begun: Duration::ZERO, left: 0, out: 0, sent: 0, pool: None, store: Arc::default() };
         (Orders { packets, done: answers, doorbell }, source)
     }
 
-    /// Lets `packets` packets through and waits until every frame is home again.
-    fn run(&self, packets: u64) {
+    /// Lets `packets` packets through and waits until every frame is home again. CPU time of the core's thread.
+    fn run(&self, packets: u64) -> Duration {
         self.packets.send(packets).expect("the source lives");
         self.doorbell.event.signal();
-        self.done.recv_timeout(PATIENCE).expect("the frames come home");
+        self.done.recv_timeout(PATIENCE).expect("the frames come home")
     }
 }
 
 /// What every source from memory has: its frames, and the packets still to send.
 struct Source {
     orders: Receiver<u64>,
-    done: Sender<()>,
+    done: Sender<Duration>,
+    begun: Duration,
     left: u64,
     out: u64,
     sent: u64,
@@ -187,6 +195,9 @@ impl Source {
     fn wanted(&mut self) -> u64 {
         if self.left == 0 {
             self.left = self.orders.try_recv().unwrap_or(0);
+            if self.left > 0 {
+                self.begun = thread_cpu();
+            }
         }
         self.left
     }
@@ -210,7 +221,7 @@ impl Source {
         self.pool.as_mut().expect("open").give_back(token);
         self.out -= 1;
         if self.left == 0 && self.out == 0 {
-            let _ = self.done.send(());
+            let _ = self.done.send(thread_cpu() - self.begun);
         }
     }
 }
@@ -521,7 +532,7 @@ fn pipeline(criterion: &mut Criterion) {
     let number = templates.len() as f64;
     println!("packets of {:.2} messages and {:.0} bytes", messages as f64 / number, bytes as f64 / number);
     let mut group = criterion.benchmark_group("pipeline");
-    group.throughput(Throughput::Elements(packets)).sample_size(20).measurement_time(Duration::from_secs(10));
+    group.throughput(Throughput::Elements(packets)).sample_size(20).measurement_time(Duration::from_secs(6));
     // What the stand-in for the kernel costs: it is contained in the others.
     let (orders, source) = Orders::new();
     let mut queue = MemoryQueue { source, templates: templates.clone(), sides: 2, first: 1, offset: 0 };
@@ -558,13 +569,19 @@ fn pipeline(criterion: &mut Criterion) {
 
 fn store(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("store_worker");
-    group.sample_size(20).measurement_time(Duration::from_secs(8));
+    group.sample_size(20).measurement_time(Duration::from_secs(4));
     let everywhere = cpu::allowed();
     let others: Vec<usize> = everywhere.iter().copied().filter(|&cpu| cpu != measured_cpu()).collect();
     for (kind, kind_name) in [(Kind::Message, "message"), (Kind::Raw, "raw")] {
         for body in [149, 1024] {
-            // On one CPU: the core, the files' thread and the kernel's workers share it. Else the latter two have others.
-            for (one_cpu, cpu_name) in [(true, "one_cpu"), (false, "own_core")] {
+            // On one CPU: the core, the files' thread and the kernel's workers share it. Else the latter two have others;
+            // then also by the CPU time of the core's thread alone.
+            for (one_cpu, by_core, cpu_name) in
+                [(true, false, "one_cpu"), (false, false, "own_core"), (false, true, "core_cpu")]
+            {
+                if kind == Kind::Raw && cpu_name != "own_core" {
+                    continue;
+                }
                 let mut rig = None;
                 let records = if is_test() { 1_000 } else { (64 << 20) / body as u64 };
                 group.throughput(Throughput::Bytes(records * body as u64));
@@ -575,8 +592,8 @@ fn store(criterion: &mut Criterion) {
                     });
                     bencher.iter_custom(|iterations| {
                         let started = Instant::now();
-                        rig.orders.run(records * iterations);
-                        started.elapsed()
+                        let core = rig.orders.run(records * iterations);
+                        if by_core { core } else { started.elapsed() }
                     });
                 });
                 rig.into_iter().for_each(Rig::finish);
