@@ -191,7 +191,8 @@ struct Outlet {
     packing: Packing,
 }
 
-/// One emission of the machine, staged.
+/// One emission of the machine, staged. Its tag stands apart, as [`RxItem`]'s does.
+#[repr(C, u64)]
 enum Staged {
     /// Messages of the current arrival's own frame.
     Current(MessageSpan),
@@ -254,6 +255,9 @@ impl ArbiterWorker {
         }
     }
 
+    /// Not inlined: the item then lies in memory as a whole, and its fields are read from there; inlined into the loop it
+    /// is moved three times in pieces that overlap, each waiting for the one before.
+    #[inline(never)]
     fn on_item(&mut self, item: RxItem, now: i64) {
         match item {
             RxItem::Frame { token, payload_offset, payload_bytes, side, segment } => {

@@ -26,37 +26,39 @@ pub struct MessageSpan {
     pub send_ns: Option<i64>,
 }
 
-/// One item of the link from an arbiter to a store.
+/// One item of the link from an arbiter to a store. Its fields are ordered so that no field of one variant lies inside a
+/// word of another's token: then moving an item is copying aligned words.
 #[derive(Debug)]
+#[repr(C, u64)]
 pub enum Handoff<T> {
     /// A frame: its messages (merged record), its bytes (raw record), or both. The token goes home after the copy.
     Frame {
-        /// The frame.
-        token: T,
         /// The side that it came from.
         side: Side,
-        /// The messages to keep.
-        messages: Option<MessageSpan>,
         /// Keep the frame's own bytes.
         raw: bool,
+        /// The frame.
+        token: T,
+        /// The messages to keep.
+        messages: Option<MessageSpan>,
     },
     /// Records that the arbiter copied (see [`CopiedRecord`]): what the reorder window gave back, and the gaps between.
     Copies {
-        /// A frame of the copy pool.
-        token: T,
         /// Messages among the records.
         messages: u32,
+        /// A frame of the copy pool.
+        token: T,
     },
     /// A stream's first appearance; it precedes everything that names the stream.
     StreamBegin {
         /// The stream.
         stream: StreamId,
-        /// Its session.
-        key: SessionKey,
         /// The run's creation id inside the session.
         run: u32,
         /// The first sequence that counts.
         base: u64,
+        /// Its session.
+        key: SessionKey,
     },
     /// A stream's end: no more of it will be emitted.
     StreamEnd {

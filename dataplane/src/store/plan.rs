@@ -175,6 +175,11 @@ impl StoreView {
         self.feeds.iter().enumerate().map(book).collect()
     }
 
+    /// Messages and raw frames in completed writes, as of the last write.
+    pub fn stored(&self) -> u64 {
+        self.counters.get(StoreCounter::Stored)
+    }
+
     fn lost(&self) -> u64 {
         LostCause::ALL.iter().map(|&cause| self.counters.get(StoreCounter::Lost(cause))).sum()
     }

@@ -576,6 +576,8 @@ impl Worker for StoreWorker {
             self.writer.on_sync(tag & !SYNC_TAG, fault.map_or(Ok(()), Err), turn.now);
         } else {
             self.writer.on_write(tag as usize, fault.map_or(Ok(result as usize), Err), turn.now);
+            // At once, not with the rest: who paces a source by the store needs it fresh.
+            self.counters.set(StoreCounter::Stored, self.writer.counters().stored_data);
         }
         self.operations(turn);
     }

@@ -30,8 +30,8 @@ pub struct SessionId(pub [u8; 10]);
 impl SessionId {
     /// A numeric (IEX-TP) session id.
     pub fn from_u32(id: u32) -> SessionId {
+        // Written as it is compared, in eight bytes and two: narrower stores would stall the comparison behind them.
         let mut bytes = [0; 10];
-        // One store of eight bytes: the id is compared at once, and a wider load than store stalls for some 4 ns.
         bytes[..8].copy_from_slice(&u64::from(id).to_le_bytes());
         SessionId(bytes)
     }
