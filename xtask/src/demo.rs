@@ -59,7 +59,7 @@ pub fn run(args: Args) -> Result<(), String> {
     if shell::is_root() && !args.files {
         let speed =
             args.speed.map_or_else(|| if args.pcap.is_some() { "1".into() } else { SPEED.into() }, |x| x.to_string());
-        demo.live(&speed)?;
+        demo.live(&speed, args.pcap.is_none())?;
     } else {
         demo.run_files()?;
     }
@@ -115,11 +115,10 @@ impl Demo {
     }
 
     /// Root: AF_XDP on veth pairs in a namespace of its own.
-    fn live(&self, speed: &str) -> Result<(), String> {
+    fn live(&self, speed: &str, own: bool) -> Result<(), String> {
         let space = Namespace::make(self)?;
-        let config = shell::root().join("config/demo.toml");
-        self.say("starting: sluice run config/demo.toml, on two veth pairs with two queues each");
-        let config = config.to_string_lossy().into_owned();
+        let config = self.live_config(own)?;
+        self.say(&format!("starting: sluice run {config}, on two veth pairs with two queues each"));
         let mut run = space.start(self, &["run", &config, "--report", "report.json"], "run.log")?;
         let ready = self.wait_ready(&space, &mut run);
         if let Err(error) = ready {
@@ -147,6 +146,30 @@ impl Demo {
         }
         drop(space);
         Ok(())
+    }
+
+    /// config/demo.toml as it stands for the demo's own session; with the capture's groups for a capture.
+    fn live_config(&self, own: bool) -> Result<String, String> {
+        let path = shell::root().join("config/demo.toml");
+        if own {
+            return Ok(path.to_string_lossy().into_owned());
+        }
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let mut config: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
+        let truth = self.json("truth.json")?;
+        let groups = truth["destinations"].as_array().filter(|groups| !groups.is_empty());
+        let groups = groups.ok_or("the capture holds no segment of an IEX feed")?;
+        let groups: Vec<toml::Value> = groups.iter().filter_map(|group| Some(group.as_str()?.into())).collect();
+        for feed in config.get_mut("feed").and_then(|feeds| feeds.as_array_mut()).into_iter().flatten() {
+            for side in feed.get_mut("side").and_then(|sides| sides.as_array_mut()).into_iter().flatten() {
+                if let Some(side) = side.as_table_mut() {
+                    side.insert("groups".into(), groups.clone().into());
+                }
+            }
+        }
+        let text = toml::to_string(&config).map_err(|error| error.to_string())?;
+        std::fs::write(self.folder.join("pcap.toml"), text).map_err(|error| format!("pcap.toml: {error}"))?;
+        Ok("pcap.toml".into())
     }
 
     fn wait_ready(&self, space: &Namespace, run: &mut Running) -> Result<(), String> {
@@ -191,6 +214,7 @@ impl Demo {
                 side.insert("source".into(), "file".into());
                 side.insert("file".into(), file.into());
                 side.insert("core".into(), "rx".into());
+                side.remove("groups");
             }
         }
         config.insert("control".into(), toml::Table::from_iter([("listen".to_string(), "127.0.0.1:0".into())]).into());

@@ -14,7 +14,7 @@
 //!               "residual": [[12, 14]]}, …]}
 //! ```
 //!
-//! `run` is the run's rank by opening send time in the source; `arrived` tells whether any side got a packet of it;
+//! `destinations`, where told, lists the addresses and ports of the source's segments. `run` is the run's rank by opening send time in the source; `arrived` tells whether any side got a packet of it;
 //! `absent` is what the source itself lacks; `dropped` holds for each side the sequences that the source carried and no
 //! packet of that side did, ascending; `residual` is what the source carried and no side did.
 
@@ -103,6 +103,9 @@ pub struct Truth {
     pub packets: u64,
     /// Of those, segments of a feed.
     pub segments: u64,
+    /// Where the source's segments went: each address and port, as `"239.192.0.1:10378"`; empty where that is not told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub destinations: Vec<String>,
     /// The streams, in order of appearance.
     pub streams: Vec<StreamTruth>,
 }
@@ -236,6 +239,7 @@ impl Splitter {
             sides: (0..self.sides.len()).map(side).collect(),
             packets: self.packets,
             segments: self.segments,
+            destinations: Vec::new(),
             streams: runs.collect(),
         }
     }

@@ -1,16 +1,17 @@
 //! `sluice feed split`: Fan one capture out into A and B with seeded loss and delay, and a truth file.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::fs::File;
 use std::io::BufWriter;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use super::segments::{self, Frames, PROGRESS_PACKETS, Transport, nanos, probability};
 use crate::capture::source::file::{FilePacket, FileSource};
 use crate::cli::{Exit, Failure, Outcome};
 use crate::feed::split::{Copies, SideSplit, Splitter};
-use crate::wire::packet::LinkType;
+use crate::wire::packet::{self, LinkType};
 use crate::wire::pcap::PcapWriter;
 
 /// Arguments of `sluice feed split`.
@@ -103,8 +104,11 @@ pub fn run(args: Args) -> Outcome {
     ];
     std::fs::create_dir_all(&args.out_dir).map_err(|error| failed(&args.out_dir, &error))?;
     let mut splitter = Splitter::new(args.seed, &sides);
-    let frames = split(&mut source, &mut splitter, &sides, &args)?;
-    let truth = splitter.truth();
+    let mut destinations = BTreeSet::new();
+    let frames = split(&mut source, &mut splitter, &sides, &args, &mut destinations)?;
+    let mut truth = splitter.truth();
+    truth.destinations =
+        destinations.iter().map(|&(address, port)| SocketAddr::new(address, port).to_string()).collect();
     let path = args.out_dir.join("truth.json");
     let json = serde_json::to_string_pretty(&truth).expect("a truth is plain data");
     std::fs::write(&path, json + "\n").map_err(|error| failed(&path, &error))?;
@@ -127,6 +131,7 @@ fn split(
     splitter: &mut Splitter,
     sides: &[SideSplit; 2],
     args: &Args,
+    destinations: &mut BTreeSet<(IpAddr, u16)>,
 ) -> Result<Frames, Failure> {
     let bar = segments::progress_bar(source.progress().1);
     let mut frames = Frames::default();
@@ -134,6 +139,11 @@ fn split(
     let mut copies: [Copies; 2] = Default::default();
     while let Some(packet) = source.next()? {
         let segment = frames.segment(packet.data, packet.link, args.protocol);
+        if segment.is_some()
+            && let Ok(view) = packet::udp(packet.data, packet.link)
+        {
+            destinations.insert((view.dst, view.dst_port));
+        }
         splitter.split(packet.capture_ns, segment.as_ref(), &mut copies);
         if files.is_none() {
             files = Some((packet.link, open_sides(&args.out_dir, packet.link, sides)?));
