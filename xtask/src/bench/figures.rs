@@ -181,7 +181,10 @@ impl Run {
     }
 
     fn command(&mut self, command: &mut Command) -> Result<String, String> {
-        self.commands.push(shell::shown(command));
+        let shown = shell::shown(command).replace(&data_folder().display().to_string(), "$SLUICE_DATA");
+        if !self.commands.contains(&shown) {
+            self.commands.push(shown);
+        }
         shell::output(command)
     }
 
@@ -219,8 +222,7 @@ impl Run {
     }
 
     fn replay(&mut self) -> Result<(), String> {
-        let data = std::env::var_os("SLUICE_DATA").map_or_else(|| shell::root().join("../shared/data"), PathBuf::from);
-        let day = data.join("iex/20180127_IEXTP1_TOPS1.6.pcap.gz");
+        let day = data_folder().join("iex/20180127_IEXTP1_TOPS1.6.pcap.gz");
         if !day.is_file() {
             return Err(format!("{} is not there: set SLUICE_DATA", day.display()));
         }
@@ -308,8 +310,8 @@ impl Run {
         });
         json!({
             "when": utc_now(), "commit": git(&["rev-parse", "HEAD"]), "changed": !git(&["status", "--porcelain"]).is_empty(),
-            "host": first_line("/proc/sys/kernel/hostname"), "kernel": first_line("/proc/version"), "cpu": cpu_model(),
-            "cpus": std::thread::available_parallelism().map_or(0, usize::from), "command_line": first_line("/proc/cmdline"),
+            "host": first_line("/proc/sys/kernel/hostname"), "kernel": first_line("/proc/sys/kernel/osrelease"), "cpu": cpu_model(),
+            "cpus": std::thread::available_parallelism().map_or(0, usize::from), "kernel_settings": kernel_settings(),
             "compiler": shell::output(Command::new("rustc").arg("--version")).unwrap_or_default().trim(),
             "load_before": load, "steal_percent": steal_percent, "commands": self.commands, "not_measured": self.skipped,
             "figures": figures.collect::<Vec<_>>(),
@@ -389,6 +391,10 @@ fn criterion_measurement(folder: &Path) -> Option<(String, Vec<f64>)> {
     Some((about["full_id"].as_str()?.to_string(), samples))
 }
 
+fn data_folder() -> PathBuf {
+    std::env::var_os("SLUICE_DATA").map_or_else(|| shell::root().join("../shared/data"), PathBuf::from)
+}
+
 fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| shell::root().join("target"), PathBuf::from)
 }
@@ -405,6 +411,24 @@ fn git(args: &[&str]) -> String {
 fn first_line(path: &str) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().next().unwrap_or_default().to_string()
+}
+
+/// What of the kernel's command line bears on speed.
+fn kernel_settings() -> String {
+    const NAMES: [&str; 9] = [
+        "mitigations",
+        "isolcpus",
+        "nohz",
+        "rcu",
+        "cpuidle",
+        "idle",
+        "intel_idle",
+        "transparent_hugepage",
+        "hugepages",
+    ];
+    let line = first_line("/proc/cmdline");
+    let known = |word: &&str| NAMES.iter().any(|name| word.starts_with(name));
+    line.split_whitespace().take_while(|&word| word != "--").filter(known).collect::<Vec<_>>().join(" ")
 }
 
 fn cpu_model() -> String {
