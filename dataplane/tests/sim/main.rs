@@ -3,5 +3,5 @@
 mod common;
 
 mod arbiter;
-mod full_day;
+mod day;
 mod store;

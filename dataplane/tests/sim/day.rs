@@ -194,7 +194,7 @@ fn day(messages: u64, seed: u64) {
 }
 
 #[test]
-fn full_day_small() {
+fn small_day() {
     day(30_000, 1);
 }
 
