@@ -405,7 +405,7 @@ mod tests {
     fn nothing_is_left_unfinished() {
         let (left, right) = ("fn f() { to", "do!() }");
         assert_finds(&check("feed/gap.rs", &format!("{left}{right}")), "is left");
-        assert_eq!(check("feed/gap.rs", "// todo!() would be found\nfn todo() {}"), Findings::new());
+        assert_eq!(check("feed/gap.rs", &format!("// {left}{right}\nfn todo() {{}}")), Findings::new());
     }
 
     #[test]
