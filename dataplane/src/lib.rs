@@ -11,17 +11,19 @@ pub mod units;
 pub mod capture;
 #[cfg(feature = "appliance")]
 pub mod cli;
-#[cfg(feature = "capture")]
+#[cfg(feature = "runtime")]
 pub mod config;
 #[cfg(feature = "capture")]
 pub mod feed;
-#[cfg(feature = "capture")]
+#[cfg(feature = "ring")]
+pub mod ring;
+#[cfg(feature = "runtime")]
 pub mod runtime;
 #[cfg(feature = "capture")]
 pub mod store;
-#[cfg(feature = "capture")]
+#[cfg(any(feature = "ring", feature = "runtime"))]
 pub mod sync;
-#[cfg(feature = "capture")]
+#[cfg(any(feature = "ring", feature = "runtime"))]
 pub mod sys;
-#[cfg(feature = "capture")]
+#[cfg(any(feature = "ring", feature = "capture"))]
 pub mod wire;

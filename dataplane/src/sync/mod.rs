@@ -4,6 +4,9 @@
 //! Never does: call the kernel.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "runtime")]
 pub mod counters;
+#[cfg(feature = "runtime")]
 pub mod metrics;
+#[cfg(feature = "runtime")]
 pub mod parked;

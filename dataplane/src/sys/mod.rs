@@ -4,15 +4,26 @@
 //! Never does: know what the bytes mean.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "capture")]
 pub mod bpf;
 pub mod clock;
+#[cfg(feature = "runtime")]
 pub mod cpu;
+#[cfg(feature = "runtime")]
 pub mod file;
+#[cfg(feature = "capture")]
 pub mod frames;
+#[cfg(feature = "capture")]
 mod netlink;
+#[cfg(feature = "capture")]
 pub mod nic;
+#[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "runtime")]
 pub mod signal;
+#[cfg(feature = "capture")]
 pub mod socket;
+#[cfg(feature = "runtime")]
 pub mod uring;
+#[cfg(feature = "capture")]
 pub mod xsk;

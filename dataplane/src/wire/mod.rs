@@ -1,11 +1,19 @@
-//! Codecs over bytes: packets, feed protocols, capture files, store blocks.
+//! Codecs over bytes: packets, feed protocols, capture files, store blocks, rings and their mirrors.
 //!
 //! May use: `units`.
 //! Never does: open a socket or a file, read a clock, allocate per packet.
 
+#[cfg(feature = "capture")]
 pub mod block;
+#[cfg(feature = "capture")]
 pub mod iextp;
+#[cfg(feature = "capture")]
 pub mod moldudp64;
+#[cfg(feature = "capture")]
 pub mod packet;
+#[cfg(feature = "capture")]
 pub mod pcap;
+#[cfg(feature = "ring")]
+pub mod ring;
+#[cfg(feature = "capture")]
 pub mod segment;
