@@ -13,12 +13,16 @@ pub mod cpu;
 pub mod file;
 #[cfg(feature = "capture")]
 pub mod frames;
+#[cfg(feature = "ring")]
+pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
 #[cfg(feature = "capture")]
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "ring")]
+pub mod shm;
 #[cfg(feature = "runtime")]
 pub mod signal;
 #[cfg(feature = "capture")]
