@@ -19,6 +19,8 @@ mod packets;
 mod pipeline;
 mod replay;
 mod ring;
+mod ring_processes;
 mod ring_sparse;
+mod ringfire_interop;
 mod sources;
 mod store;
