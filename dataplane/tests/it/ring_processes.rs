@@ -33,6 +33,22 @@ impl Part {
         Part(command.spawn().expect("the test binary runs"))
     }
 
+    /// The same in a PID namespace of its own, where it is process 1; `None` where the host forbids it.
+    fn start_in_namespace(part: &str, words: &[&str]) -> Option<Part> {
+        let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+        let allowed = Command::new("unshare").args(unshare).arg("true").stderr(Stdio::null()).status();
+        if !allowed.is_ok_and(|status| status.success()) {
+            crate::common::skip("no PID namespace for this user (unshare --user --pid)", false);
+            return None;
+        }
+        let mut command = Command::new("unshare");
+        command.args(unshare).arg(std::env::current_exe().expect("a test binary"));
+        command.args(["--exact", "ring_processes::plays_its_part", "--nocapture"]);
+        command.env(PART, [&[part], words].concat().join(" "));
+        command.stdout(Stdio::null()).stdin(Stdio::null());
+        Some(Part(command.spawn().expect("unshare runs")))
+    }
+
     /// kill -9.
     fn kill(&mut self) {
         self.0.kill().expect("ours");
@@ -249,4 +265,48 @@ fn readers_are_killed_at_any_moment() {
         assert!(begun.elapsed() < LONG, "the producer is held up by the dead after {kills} kills");
     }
     assert_eq!((reader.lapped(), reader.cursor()), (0, sequence + 1));
+}
+
+/// A reader in another PID namespace is process 1 there: here that number always lives. Its lock tells when it is dead, and
+/// that it is not while it reads.
+#[test]
+fn a_reader_s_death_in_another_pid_namespace_is_seen() {
+    let path = RingPath::new("namespace-reader");
+    let settings = RingSettings { lossless: true, readers_max: Some(2), ..small(64) };
+    let mut producer = RingProducer::<Line>::create(&path, &settings).expect("made");
+    let registered = || std::fs::read(&*path).expect("there")[128] != 0;
+    let Some(mut part) = Part::start_in_namespace("read", &[path.to_str().expect("text")]) else { return };
+    let begun = Instant::now();
+    while !registered() {
+        assert!(begun.elapsed() < LONG, "the reader never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for sequence in 1..=10_000 {
+        producer.push(&line(sequence));
+    }
+    assert_eq!(producer.prune_readers(), 0, "it lives");
+    part.kill();
+    for sequence in 10_001..=20_000 {
+        producer.push(&line(sequence));
+    }
+    assert!(!registered());
+}
+
+/// A producer in another PID namespace: its death is seen here.
+#[test]
+fn a_producer_s_death_in_another_pid_namespace_is_seen() {
+    let (records, blobs) = (RingPath::new("namespace-records"), RingPath::new("namespace-blobs"));
+    // Process 1 of a namespace has no parent in it: number 0.
+    let words = [records.to_str().expect("text"), blobs.to_str().expect("text"), "0"];
+    let Some(mut part) = Part::start_in_namespace("produce", &words) else { return };
+    let mut reader = open(&records, StartAt::Oldest);
+    for _ in 0..1_000 {
+        let received = reader.recv(Wait::Futex { spins: 16 }, Duration::from_secs(1)).expect("readable");
+        assert_ne!(received, Received::Died);
+    }
+    part.kill();
+    let killed = Instant::now();
+    while reader.recv(Wait::Futex { spins: 16 }, Duration::from_millis(5)).expect("readable") != Received::Died {
+        assert!(killed.elapsed() < Duration::from_secs(5), "its death was not noticed");
+    }
 }
