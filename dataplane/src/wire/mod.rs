@@ -7,6 +7,8 @@
 pub mod block;
 #[cfg(feature = "capture")]
 pub mod iextp;
+#[cfg(feature = "ring")]
+pub mod mirror;
 #[cfg(feature = "capture")]
 pub mod moldudp64;
 #[cfg(feature = "capture")]
