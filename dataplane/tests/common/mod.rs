@@ -6,6 +6,7 @@ pub mod hosts;
 pub mod memory_queue;
 pub mod netns;
 pub mod pipeline;
+pub mod rings;
 
 use std::path::PathBuf;
 

@@ -19,6 +19,7 @@ mod packets;
 mod pipeline;
 mod replay;
 mod ring;
+mod ring_feed;
 mod ring_sparse;
 mod sources;
 mod store;
