@@ -3,6 +3,7 @@
 
 pub mod frames;
 pub mod memory_queue;
+pub mod memory_ring;
 pub mod netns;
 pub mod pipeline;
 

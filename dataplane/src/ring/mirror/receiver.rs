@@ -7,7 +7,7 @@ use super::auth::{
     source_proof_holds,
 };
 use super::loss::{Hold, Loss, LossSettings};
-use super::{CloseReason, Datagrams, Destination, MirrorRing, SendOutcome, StreamPoll};
+use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome, StreamPoll};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
@@ -74,6 +74,9 @@ pub struct MirrorSettings {
     pub silent_datagrams_ns: i64,
     /// The same while a stream delivers (heartbeats come each 200 ms).
     pub silent_stream_ns: i64,
+    /// A planted bug.
+    #[doc(hidden)]
+    pub fault: Fault,
 }
 
 impl Default for MirrorSettings {
@@ -91,6 +94,7 @@ impl Default for MirrorSettings {
             handshake_ns_max: 5 * NANOS_PER_SECOND,
             silent_datagrams_ns: 250 * NANOS_PER_MILLI,
             silent_stream_ns: NANOS_PER_SECOND,
+            fault: Fault::None,
         }
     }
 }
@@ -846,7 +850,7 @@ impl<H: MirrorHost> Receiver<H> {
     fn write(&mut self, records: Records<'_>, first: u64) {
         let Some(ring) = self.ring.as_mut() else { return };
         let next = ring.next();
-        let mut sequence = first;
+        let mut sequence = if self.settings.fault == Fault::OverlapFromStart { first.max(next) } else { first };
         let mut bytes = 0;
         let mut written = 0;
         for (slot, blob) in records {
@@ -893,6 +897,11 @@ impl<H: MirrorHost> Receiver<H> {
             self.counters.held_dropped += 1;
             return false;
         }
+        if self.settings.fault == Fault::EarlyIsGap {
+            self.skip_to(first);
+            self.write(records, first);
+            return true;
+        }
         match self.loss.hold(first, header.count, payload, authoritative, now) {
             Hold::Held => self.counters.held += 1,
             Hold::Duplicate => self.counters.duplicate_records += u64::from(header.count),
@@ -925,6 +934,7 @@ impl<H: MirrorHost> Receiver<H> {
     fn pass_gap(&mut self, to: u64, now: i64) {
         while let Some(held) = self.loss.first_held()
             && held < to
+            && self.settings.fault != Fault::GapDropsHeld
         {
             self.skip_to(held);
             self.drain(false, now);
