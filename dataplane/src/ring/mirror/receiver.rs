@@ -491,7 +491,7 @@ impl<H: MirrorHost> Receiver<H> {
     /// Sends PUNCH when it is due (unicast); says how many datagrams were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams) -> usize {
         let Some(Transport::Unicast(to)) = self.session.transport else { return 0 };
-        if self.punch_due_ns(now).is_none_or(|due| due > now) {
+        if self.punch_due_ns().is_none_or(|due| due > now) {
             return 0;
         }
         let header = Header::bare(kind::PUNCH, self.session.session, self.session.token);
@@ -516,10 +516,7 @@ impl<H: MirrorHost> Receiver<H> {
             _ if !session.outbox.is_empty() => Some(i64::MIN),
             Phase::Live => {
                 let heard_ns = session.heard_ns.unwrap_or(session.connected_ns);
-                // Punching is judged at the time of the last sign of life: after it, silence only makes it come sooner.
-                let punch = self.punch_due_ns(heard_ns);
-                let unheard = session.punched_ns.is_some().then(|| heard_ns + UNHEARD_NS + PUNCH_NS);
-                [Some(heard_ns + DEAD_NS), self.loss.deadline(), punch, unheard].into_iter().flatten().min()
+                [Some(heard_ns + DEAD_NS), self.loss.deadline(), self.punch_due_ns()].into_iter().flatten().min()
             }
             _ => Some(session.connected_ns + self.settings.handshake_ns_max),
         }
@@ -596,12 +593,12 @@ impl<H: MirrorHost> Receiver<H> {
         now - self.session.heard_ns.unwrap_or(self.session.connected_ns)
     }
 
-    /// When the next PUNCH is due, seen from `now`.
-    fn punch_due_ns(&self, now: i64) -> Option<i64> {
+    /// When the next PUNCH is due.
+    fn punch_due_ns(&self) -> Option<i64> {
         let Some(Transport::Unicast(_)) = self.session.transport else { return None };
         let Some(punched_ns) = self.session.punched_ns else { return Some(i64::MIN) };
-        let heard = self.session.datagram_ns.is_some_and(|heard_ns| now - heard_ns < UNHEARD_NS);
-        Some(punched_ns + if heard { PUNCH_KEEPALIVE_NS } else { PUNCH_NS })
+        let unheard_ns = self.session.datagram_ns.map_or(i64::MIN, |heard_ns| heard_ns + UNHEARD_NS);
+        Some((punched_ns + PUNCH_NS).max(unheard_ns).min(punched_ns + PUNCH_KEEPALIVE_NS))
     }
 
     /// What a frame of this kind may be long: memory is never taken for more.
