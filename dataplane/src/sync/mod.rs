@@ -1,4 +1,5 @@
-//! Lock-free parts and what is read from them: counters, metrics, the parked flag of a core.
+//! Lock-free parts and what is read from them: counters, metrics, the parked flag of a core, the protocols of the
+//! shared-memory ring.
 //!
 //! May use: `units`. Unsafe code is allowed here (and in `sys`), each block with its `SAFETY:` conditions.
 //! Never does: call the kernel.
@@ -6,7 +7,15 @@
 
 #[cfg(feature = "runtime")]
 pub mod counters;
+#[cfg(feature = "ring")]
+pub mod gate;
 #[cfg(feature = "runtime")]
 pub mod metrics;
 #[cfg(feature = "runtime")]
 pub mod parked;
+#[cfg(feature = "ring")]
+pub mod registry;
+#[cfg(feature = "ring")]
+pub mod slots;
+#[cfg(feature = "ring")]
+pub mod word;

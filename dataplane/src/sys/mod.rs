@@ -13,16 +13,26 @@ pub mod cpu;
 pub mod file;
 #[cfg(feature = "capture")]
 pub mod frames;
+#[cfg(feature = "ring")]
+pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
 #[cfg(feature = "capture")]
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "mirror")]
+pub mod random;
+#[cfg(feature = "ring")]
+pub mod shm;
 #[cfg(feature = "runtime")]
 pub mod signal;
 #[cfg(feature = "capture")]
 pub mod socket;
+#[cfg(feature = "runtime")]
+pub mod tcp;
+#[cfg(feature = "mirror")]
+pub mod udp;
 #[cfg(feature = "runtime")]
 pub mod uring;
 #[cfg(feature = "capture")]
