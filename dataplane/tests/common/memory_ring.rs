@@ -115,7 +115,10 @@ impl MemoryRing {
     /// Whether record `sequence` can be read.
     pub fn holds(&self, sequence: u64) -> bool {
         let state = self.state.borrow();
-        state.slots[(sequence & (state.geometry.capacity - 1)) as usize].0 == sequence && sequence <= state.head
+        let mask = state.geometry.capacity - 1;
+        // Where the ring jumped, older records may lie in slots that were passed over; they count as gone.
+        (state.head.saturating_sub(mask).max(1)..=state.head).contains(&sequence)
+            && state.slots[(sequence & mask) as usize].0 == sequence
     }
 
     /// Looks at the log.

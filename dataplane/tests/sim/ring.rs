@@ -48,7 +48,7 @@ fn ring_planted_bugs_are_caught() {
         Fault::OverlapFromStart,
         Fault::KeepSessions,
         Fault::AnswerShort,
-        Fault::NotYetIsGap,
+        Fault::TakesForged,
     ];
     for fault in faults {
         let caught = (0..400).find(|&seed| {

@@ -135,7 +135,6 @@ pub struct Tally {
     pub naks: u64,
     pub repaired: u64,
     pub held: u64,
-    pub conflicts: u64,
     pub duplicates: u64,
     pub resumed: u64,
     pub files: u64,
@@ -170,14 +169,13 @@ impl Tally {
         self.fields().into_iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect()
     }
 
-    fn fields(&mut self) -> [(&'static str, &mut u64); 24] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 23] {
         [
             ("records", &mut self.records),
             ("gaps", &mut self.gaps),
             ("naks", &mut self.naks),
             ("repaired", &mut self.repaired),
             ("held", &mut self.held),
-            ("conflicts", &mut self.conflicts),
             ("duplicates", &mut self.duplicates),
             ("resumed", &mut self.resumed),
             ("files", &mut self.files),
@@ -290,6 +288,9 @@ struct Mirror {
     /// UDP lost until then (a burst).
     deaf_until_ns: i64,
     authenticated: bool,
+    /// What was held back in this session, and how many held datagrams were given up before it.
+    early: Vec<(u64, u64)>,
+    dropped_before: u64,
 }
 
 /// One direction of a connection.
@@ -398,6 +399,8 @@ impl World {
                 started_before: false,
                 deaf_until_ns: 0,
                 authenticated: false,
+                early: Vec::new(),
+                dropped_before: 0,
             });
         }
         let serves = serves.into_iter().map(|(ip, path)| Serve {
@@ -632,8 +635,11 @@ impl World {
             let mut bytes = Header { flags: session, ..header }.encode().to_vec();
             bytes.extend_from_slice(&lie);
             self.at(0, Event::Datagram { mirror, from: foreign, bytes: bytes.clone() });
-            if self.plan.serve.key.is_some() && session < 8 {
-                // With a key even the right address proves nothing.
+            let this = &self.mirrors[mirror];
+            let extended = this.settings.extension && self.plan.serve.extension;
+            let unicast = matches!(this.receiver.transport(), Some(Transport::Unicast(_)));
+            if self.plan.serve.key.is_some() || (extended && unicast) {
+                // With a key, or in a session with a 64-bit number, even the right address proves nothing.
                 bytes.extend_from_slice(&[1; 16]);
                 let from = SocketAddr::new(source_ip, UDP_PORT);
                 self.at(0, Event::Datagram { mirror, from, bytes });
@@ -675,7 +681,12 @@ impl World {
             Event::Datagram { mirror, from, bytes } => {
                 let this = &mut self.mirrors[mirror];
                 if !this.frozen {
+                    let held = this.receiver.counters().held;
                     this.receiver.on_datagram(from, &bytes, self.now);
+                    if this.receiver.counters().held > held {
+                        let header = Header::decode(&bytes).expect("it was held");
+                        this.early.push((header.sequence, header.sequence + u64::from(header.count)));
+                    }
                     self.service_mirror(mirror);
                 }
             }
@@ -755,6 +766,8 @@ impl World {
         let source = SocketAddr::new(self.serves[serve].ip, TCP_PORT);
         let this = &mut self.mirrors[mirror];
         this.conn = Some(conn);
+        this.early.clear();
+        this.dropped_before = this.receiver.counters().held_dropped;
         this.receiver.connected(source, now);
         let delay = self.plan.links[mirror].delay_ns;
         self.conns[conn].to_serve.arrives_ns = now + delay;
@@ -776,7 +789,6 @@ impl World {
             Ok(session) => {
                 this.conns.insert(session, conn);
                 self.conns[conn].session = Some(session);
-                self.conns[conn].ring = this.attached.clone();
                 self.service_serve(serve);
                 self.read_at_serve(conn);
             }
@@ -827,6 +839,10 @@ impl World {
             return;
         }
         let bytes = std::mem::take(&mut self.conns[conn].serve_input);
+        // The session is about the ring that was there when HELLO was read.
+        if self.conns[conn].ring.is_none() {
+            self.conns[conn].ring = self.serves[serve].attached.clone();
+        }
         self.serves[serve].sender.on_bytes(session, &bytes, self.now);
         self.service_serve(serve);
     }
@@ -1056,6 +1072,10 @@ impl World {
                     return Err(format!("mirror {at}: {wrong}"));
                 }
                 for &(from, to) in &log.gaps[judged..] {
+                    let kept = this.receiver.counters().held_dropped == this.dropped_before;
+                    if kept && let Some(had) = this.early.iter().find(|(first, _)| (from..to).contains(first)) {
+                        return Err(format!("mirror {at}: gap {from}..{to} although it held {had:?}"));
+                    }
                     if let Some(there) = upstream_holds(from, to) {
                         return Err(format!("mirror {at}: gap {from}..{to} although the source has {there}"));
                     }
@@ -1125,7 +1145,6 @@ impl World {
         tally.naks += counters.naks;
         tally.repaired += counters.repaired_records;
         tally.held += counters.held;
-        tally.conflicts += counters.held_conflicts;
         tally.duplicates += counters.duplicate_records;
         tally.resumed += counters.resumed;
         tally.files += counters.rings;

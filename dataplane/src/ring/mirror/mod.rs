@@ -194,6 +194,6 @@ pub enum Fault {
     KeepSessions,
     /// A source answers all but the last record of a NAK.
     AnswerShort,
-    /// A source calls what it cannot read yet gone.
-    NotYetIsGap,
+    /// A mirror takes datagrams whatever their trailer says.
+    TakesForged,
 }

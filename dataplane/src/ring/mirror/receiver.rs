@@ -227,6 +227,8 @@ pub struct ReceiverCounters {
     /// Datagrams that came early and were held back.
     pub held: u64,
     /// Datagrams that came early and were not: no room, or too far ahead.
+    pub held_refused: u64,
+    /// Datagrams that were held back and given up: for one that is nearer, or because they cannot be true.
     pub held_dropped: u64,
     /// Datagrams that contradicted one held back: both were dropped and the records asked for.
     pub held_conflicts: u64,
@@ -693,12 +695,14 @@ impl<H: MirrorHost> Receiver<H> {
     fn begin(&mut self, now: i64) -> Result<(), CloseReason> {
         let greeting = self.session.greeting.expect("begins after GEOMETRY");
         let Greeting { geometry, first, .. } = greeting;
-        let incarnation = self.session.ext.map_or(0, |ext| ext.incarnation);
         self.choose_transport()?;
+        let incarnation = self.session.ext.map_or(0, |ext| ext.incarnation);
+        let same_history = |point: &ResumePoint| {
+            let same = incarnation != 0 && incarnation == point.incarnation;
+            same || self.settings.fault == Fault::SpliceHistories
+        };
         match self.session.resume {
-            Some(point)
-                if incarnation != 0 && incarnation == point.incarnation && same_layout(&point.geometry, &geometry) =>
-            {
+            Some(point) if same_history(&point) && same_layout(&point.geometry, &geometry) => {
                 self.adopt(&geometry, &point, incarnation)?;
                 self.skip_to(first);
                 self.counters.resumed += 1;
@@ -891,7 +895,7 @@ impl<H: MirrorHost> Receiver<H> {
         // So far ahead the source retains nothing of the hole any more: it will say so when asked.
         if !authoritative && first - next > self.geometry.capacity {
             self.loss.announced_at_least(end - 1);
-            self.counters.held_dropped += 1;
+            self.counters.held_refused += 1;
             return false;
         }
         if self.settings.fault == Fault::EarlyIsGap {
@@ -905,7 +909,7 @@ impl<H: MirrorHost> Receiver<H> {
             Hold::Conflict => self.counters.held_conflicts += 1,
             Hold::NoRoom => {
                 self.loss.announced_at_least(end - 1);
-                self.counters.held_dropped += 1;
+                self.counters.held_refused += 1;
             }
         }
         false
@@ -943,6 +947,7 @@ impl<H: MirrorHost> Receiver<H> {
     /// Writes NAKs that are due.
     fn ask(&mut self, now: i64) {
         let next = self.next();
+        self.counters.held_dropped = self.loss.dropped();
         if self.session.phase != Phase::Live || self.loss.is_quiet(next) {
             return;
         }
@@ -990,6 +995,7 @@ impl<H: MirrorHost> Receiver<H> {
         let frame = match self.session.opener.as_mut().map(|opener| opener.open(bytes)) {
             None => bytes,
             Some(Ok(frame)) => frame,
+            Some(Err(_)) if self.settings.fault == Fault::TakesForged => bytes,
             Some(Err(error)) => {
                 match error {
                     TrailerError::Replayed => self.counters.replayed += 1,

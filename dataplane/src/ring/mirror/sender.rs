@@ -983,11 +983,7 @@ fn stream<R: SourceRing>(
         let filled = fill(ring, out, session.cursor, batch, room);
         session.cursor += filled.records;
         counters.stream_records += filled.records;
-        let jump = match settings.fault {
-            Fault::NotYetIsGap if filled.records == 0 && head_of(ring) > session.cursor => Some(session.cursor + 1),
-            _ => filled.jump,
-        };
-        match jump {
+        match filled.jump {
             Some(to) => {
                 session.cursor = to;
                 counters.gaps += 1;
