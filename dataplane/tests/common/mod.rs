@@ -4,6 +4,7 @@
 pub mod frames;
 pub mod hosts;
 pub mod memory_queue;
+pub mod memory_ring;
 pub mod netns;
 pub mod pipeline;
 pub mod rings;
