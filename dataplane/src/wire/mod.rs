@@ -5,8 +5,12 @@
 
 #[cfg(feature = "capture")]
 pub mod block;
+#[cfg(feature = "ring")]
+pub mod feed_meta;
 #[cfg(feature = "capture")]
 pub mod iextp;
+#[cfg(feature = "ring")]
+pub mod mirror;
 #[cfg(feature = "capture")]
 pub mod moldudp64;
 #[cfg(feature = "capture")]

@@ -2,9 +2,12 @@
 #![allow(dead_code)]
 
 pub mod frames;
+pub mod hosts;
 pub mod memory_queue;
+pub mod memory_ring;
 pub mod netns;
 pub mod pipeline;
+pub mod rings;
 
 use std::path::PathBuf;
 

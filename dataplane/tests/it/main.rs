@@ -19,6 +19,7 @@ mod packets;
 mod pipeline;
 mod replay;
 mod ring;
+mod ring_feed;
 mod ring_outside;
 mod ring_processes;
 mod ring_sparse;
