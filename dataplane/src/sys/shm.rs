@@ -228,6 +228,11 @@ impl RingFile {
         }
     }
 
+    /// Gives the creator's lock back. Closing the file is not enough: a mapping that outlives it holds the lock as well.
+    pub fn release(&self) {
+        unlock(&self.file);
+    }
+
     /// Locks `bytes` bytes at `offset` for this handle, until it is closed or its process dies; false if another has them.
     /// The file must be open for writing.
     pub fn lock_bytes(&self, offset: u64, bytes: u64) -> bool {
@@ -684,7 +689,10 @@ mod tests {
         let mapping = watcher.map(&MapOptions { prefault: true, ..MapOptions::default() }).expect("mapped");
         first.map(&WRITABLE).expect("mapped").words(8, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!(mapping.read_words(0, 1024)[1].load(Ordering::Relaxed), 7);
-        drop(first);
+        let outlives = first.map(&WRITABLE).expect("mapped");
+        first.release();
+        assert!(watcher.creator_is_gone());
+        drop((first, outlives));
         assert!(watcher.creator_is_gone());
         let second = RingFile::create(&path.0, 4096, 0o600).expect("created in its place");
         assert_ne!(second.inode(), watcher.inode());
