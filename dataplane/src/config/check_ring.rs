@@ -26,8 +26,11 @@ const CONNECTIONS_MAX: u32 = 4_096;
 const GEOMETRY_MIN: u64 = 4_096;
 /// One datagram must fit.
 const HOLD_BACK_MIN: u64 = 65_536;
-/// Below it heartbeats, a millisecond apart at best, would not come in time.
+/// Below it heartbeats, a millisecond apart at best, would not come in time; nor those of a stream, 200 ms apart.
 const SILENCE_MIN: Duration = Duration::from_millis(10);
+const STREAM_SILENCE_MIN: Duration = Duration::from_millis(400);
+/// Past it the connection has been given up (`ring::mirror::receiver::DEAD_NS`).
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 pub(super) fn check_rings(config: &Config, findings: &mut Findings) {
     for serve in &config.ring.serves {
@@ -134,7 +137,7 @@ fn check_serve(config: &Config, serve: &Serve, findings: &mut Findings) {
     range(findings, key("dup"), serve.dup, 1, DUP_MAX);
     range(findings, key("batch"), serve.batch, 1, BATCH_MAX);
     range(findings, key("connections_max"), serve.connections_max, 1, CONNECTIONS_MAX);
-    range(findings, key("nak_rate"), serve.nak_rate, 1, 1_000_000);
+    range(findings, key("connections_per_address_max"), serve.connections_per_address_max, 1, CONNECTIONS_MAX);
     range(findings, key("punch_rate"), serve.punch_rate, 1, 1_000_000);
     if let Linger::Fixed(time) = serve.linger
         && time > LINGER_MAX
@@ -173,15 +176,8 @@ fn check_mirror(config: &Config, mirror: &Mirror, findings: &mut Findings) {
             format!("is {}, but reconnect is {}: it is the longest pause", mirror.reconnect_max, mirror.reconnect),
         );
     }
-    if mirror.silence.0 < SILENCE_MIN {
-        findings.add(key("silence"), format!("is {}, but at least {}", mirror.silence, Span(SILENCE_MIN)));
-    }
-    if mirror.dead_after <= mirror.silence {
-        findings.add(
-            key("dead_after"),
-            format!("is {}, but silence is {}: a source is silent before it is given up", mirror.dead_after, mirror.silence),
-        );
-    }
+    range(findings, key("silence"), mirror.silence, Span(SILENCE_MIN), Span(SILENCE_MAX));
+    range(findings, key("silence_stream"), mirror.silence_stream, Span(STREAM_SILENCE_MIN), Span(SILENCE_MAX));
 }
 
 /// What two sections cannot both have.
@@ -298,7 +294,7 @@ mod tests {
             ("/dev/shm/news", "/dev/shm/news\"\nreconnect = \"0s", "ring.mirror \"news\": reconnect"),
             ("/dev/shm/news", "/dev/shm/news\"\nreconnect_max = \"1ms", "ring.mirror \"news\": reconnect_max"),
             ("/dev/shm/news", "/dev/shm/news\"\nsilence = \"1ms", "ring.mirror \"news\": silence"),
-            ("/dev/shm/news", "/dev/shm/news\"\ndead_after = \"1s", "ring.mirror \"news\": dead_after"),
+            ("/dev/shm/news", "/dev/shm/news\"\nsilence_stream = \"200ms", "ring.mirror \"news\": silence_stream"),
             ("10.0.0.5:7400\"\n        ring = \"/dev/shm/book", "127.0.0.1:7400\"\n        ring = \"/dev/shm/ticks", "ring.mirror \"book\": source"),
             ("name = \"bars\"", "name = \"ticks\"", "ring.serve \"ticks\""),
             ("name = \"news\"", "name = \"book\"", "ring.mirror \"book\""),

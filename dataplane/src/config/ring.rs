@@ -1,7 +1,7 @@
 //! The sections of the ring job.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -114,15 +114,15 @@ pub struct Serve {
     /// Most connections at a time.
     #[serde(default = "Serve::connections_max_default")]
     pub connections_max: u32,
+    /// Most of them from one address.
+    #[serde(default = "Serve::connections_per_address_max_default")]
+    pub connections_per_address_max: u32,
     /// A connection that has not said HELLO (and proved its key) by then is closed.
     #[serde(default = "Serve::hello_timeout_default")]
     pub hello_timeout: Span,
     /// A connection without an answer for so long is dead.
     #[serde(default = "Serve::dead_after_default")]
     pub dead_after: Span,
-    /// Most repair requests (NAK) a second and mirror.
-    #[serde(default = "Serve::nak_rate_default")]
-    pub nak_rate: u32,
     /// Most bytes of repair a second and mirror.
     #[serde(default = "Serve::repair_rate_default")]
     pub repair_rate: Bytes,
@@ -155,9 +155,9 @@ impl Serve {
             futex: Serve::futex_default(),
             key_file: None,
             connections_max: Serve::connections_max_default(),
+            connections_per_address_max: Serve::connections_per_address_max_default(),
             hello_timeout: Serve::hello_timeout_default(),
             dead_after: Serve::dead_after_default(),
-            nak_rate: Serve::nak_rate_default(),
             repair_rate: Serve::repair_rate_default(),
             punch_rate: Serve::punch_rate_default(),
         }
@@ -182,7 +182,10 @@ impl Serve {
         true
     }
     fn connections_max_default() -> u32 {
-        64
+        1_024
+    }
+    fn connections_per_address_max_default() -> u32 {
+        256
     }
     fn hello_timeout_default() -> Span {
         Span(Duration::from_secs(5))
@@ -190,14 +193,11 @@ impl Serve {
     fn dead_after_default() -> Span {
         Span(Duration::from_secs(10))
     }
-    fn nak_rate_default() -> u32 {
-        2_000
-    }
     fn repair_rate_default() -> Bytes {
-        Bytes(256 << 20)
+        Bytes(128 << 20)
     }
     fn punch_rate_default() -> u32 {
-        1_000
+        10_000
     }
 }
 
@@ -300,12 +300,16 @@ pub struct Mirror {
     /// Longest pause before a reconnection.
     #[serde(default = "Mirror::reconnect_max_default")]
     pub reconnect_max: Span,
-    /// A source that sends nothing for so long, not even a heartbeat, is silent: the local ring's heartbeat stops.
+    /// A source whose datagrams, not even heartbeats, have not come for so long is silent: the local ring's heartbeat stops.
     #[serde(default = "Mirror::silence_default")]
     pub silence: Span,
-    /// A source that is silent for so long is given up: the connection is made again.
-    #[serde(default = "Mirror::dead_after_default")]
-    pub dead_after: Span,
+    /// The same where a TCP stream delivers (heartbeats come each 200 ms).
+    #[serde(default = "Mirror::silence_stream_default")]
+    pub silence_stream: Span,
+    /// Datagrams are taken from these addresses too, beside the one that was connected to: a source that sends its
+    /// multicast through another interface.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub datagrams_from: Vec<IpAddr>,
     /// Receive buffer asked of the kernel for datagrams.
     #[serde(default = "Mirror::receive_buffer_default")]
     pub receive_buffer: Bytes,
@@ -334,7 +338,8 @@ impl Mirror {
             reconnect: Mirror::reconnect_default(),
             reconnect_max: Mirror::reconnect_max_default(),
             silence: Mirror::silence_default(),
-            dead_after: Mirror::dead_after_default(),
+            silence_stream: Mirror::silence_stream_default(),
+            datagrams_from: Vec::new(),
             receive_buffer: Mirror::receive_buffer_default(),
             huge_pages: false,
             numa_node: None,
@@ -357,10 +362,10 @@ impl Mirror {
         Span(Duration::from_secs(5))
     }
     fn silence_default() -> Span {
-        Span(Duration::from_secs(1))
+        Span(Duration::from_millis(250))
     }
-    fn dead_after_default() -> Span {
-        Span(Duration::from_secs(10))
+    fn silence_stream_default() -> Span {
+        Span(Duration::from_secs(1))
     }
     fn receive_buffer_default() -> Bytes {
         Bytes(8 << 20)
