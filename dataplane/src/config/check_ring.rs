@@ -120,12 +120,9 @@ fn check_serve(config: &Config, serve: &Serve, findings: &mut Findings) {
             );
         }
     }
-    if serve.multicast.is_some() || serve.udp.is_some() {
-        if serve.bind.is_ipv6() && !serve.bind.ip().is_unspecified() {
-            findings.add(key("bind"), format!("is {}, but multicast and UDP are IPv4: bind an IPv4 address", serve.bind));
-        }
-    } else if serve.inline {
-        findings.add(key("inline"), "is true, but neither multicast nor udp is given: the producer has nothing to send");
+    let datagrams = serve.multicast.is_some() || serve.udp.is_some();
+    if datagrams && serve.bind.is_ipv6() && !serve.bind.ip().is_unspecified() {
+        findings.add(key("bind"), format!("is {}, but multicast and UDP are IPv4: bind an IPv4 address", serve.bind));
     }
     if serve.interface.is_multicast() || serve.interface.is_broadcast() {
         findings.add(key("interface"), format!("{} is no interface's address: name one of this host's", serve.interface));
@@ -284,7 +281,6 @@ mod tests {
             ("0.0.0.0:7400", "[2001:db8::1]:7400", "ring.serve \"ticks\": bind"),
             ("0.0.0.0:7410", "0.0.0.0:7400", "ring.serve \"bars\": bind"),
             ("0.0.0.0:7410\"", "0.0.0.0:7410\"\nudp = 7403", "ring.serve \"bars\": udp"),
-            ("0.0.0.0:7410\"", "0.0.0.0:7410\"\ninline = true", "ring.serve \"bars\": inline"),
             ("core = \"other\"", "core = \"no\"", "ring.mirror \"news\": core"),
             ("10.0.0.5:7400", "10.0.0.5", "ring.mirror \"book\": source"),
             ("10.0.0.5:7400", ":7400", "ring.mirror \"book\": source"),

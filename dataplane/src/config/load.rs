@@ -8,7 +8,7 @@ use super::capture::{Control, Core, Feed, Interface, Store};
 use super::ring::Ring;
 
 /// The whole configuration.
-#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Pinned threads.

@@ -100,10 +100,6 @@ pub struct Serve {
     /// Most records of a frame.
     #[serde(default = "Serve::batch_default")]
     pub batch: u32,
-    /// The producer of this ring, in this process or another, sends the datagrams itself (`with_sender`): this worker does
-    /// the handshake, repair and the TCP streams only.
-    #[serde(default)]
-    pub inline: bool,
     /// While the core sleeps, be woken by the producer (futex); makes the ring's header page writable for this process.
     /// Otherwise the ring is looked at every millisecond.
     #[serde(default = "Serve::futex_default")]
@@ -151,7 +147,6 @@ impl Serve {
             dup: Serve::dup_default(),
             linger: Serve::linger_default(),
             batch: Serve::batch_default(),
-            inline: false,
             futex: Serve::futex_default(),
             key_file: None,
             connections_max: Serve::connections_max_default(),
