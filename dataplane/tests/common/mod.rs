@@ -4,6 +4,8 @@
 pub mod frames;
 pub mod hosts;
 pub mod memory_queue;
+#[cfg(feature = "appliance")]
+pub mod mirrors;
 pub mod netns;
 pub mod pipeline;
 

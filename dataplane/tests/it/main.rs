@@ -19,6 +19,8 @@ mod packets;
 mod pipeline;
 mod replay;
 mod ring;
+mod ring_mirror;
 mod ring_sparse;
+mod ringfire_mirror;
 mod sources;
 mod store;
