@@ -30,7 +30,8 @@ pub fn run(args: Args) -> Outcome {
         .map(|interface| (interface.name.clone(), config::frames_needed(&config, interface), interface.frames))
         .collect();
     if args.json {
-        let lines = |of: &[config::Finding]| of.iter().map(|f| json!({"key": f.key, "what": f.what})).collect::<Vec<_>>();
+        let lines =
+            |of: &[config::Finding]| of.iter().map(|f| json!({"key": f.key, "what": f.what})).collect::<Vec<_>>();
         let frames: Vec<_> = frames
             .iter()
             .map(|(name, needed, has)| json!({"interface": name, "needed": needed, "frames": has}))

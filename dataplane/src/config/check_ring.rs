@@ -125,7 +125,8 @@ fn check_serve(config: &Config, serve: &Serve, findings: &mut Findings) {
         findings.add(key("bind"), format!("is {}, but multicast and UDP are IPv4: bind an IPv4 address", serve.bind));
     }
     if serve.interface.is_multicast() || serve.interface.is_broadcast() {
-        findings.add(key("interface"), format!("{} is no interface's address: name one of this host's", serve.interface));
+        findings
+            .add(key("interface"), format!("{} is no interface's address: name one of this host's", serve.interface));
     }
     if serve.udp == Some(0) {
         findings.add(key("udp"), "is 0: mirrors are told the port, so it must be a fixed one, for example 7403");
@@ -291,7 +292,11 @@ mod tests {
             ("/dev/shm/news", "/dev/shm/news\"\nreconnect_max = \"1ms", "ring.mirror \"news\": reconnect_max"),
             ("/dev/shm/news", "/dev/shm/news\"\nsilence = \"1ms", "ring.mirror \"news\": silence"),
             ("/dev/shm/news", "/dev/shm/news\"\nsilence_stream = \"200ms", "ring.mirror \"news\": silence_stream"),
-            ("10.0.0.5:7400\"\n        ring = \"/dev/shm/book", "127.0.0.1:7400\"\n        ring = \"/dev/shm/ticks", "ring.mirror \"book\": source"),
+            (
+                "10.0.0.5:7400\"\n        ring = \"/dev/shm/book",
+                "127.0.0.1:7400\"\n        ring = \"/dev/shm/ticks",
+                "ring.mirror \"book\": source",
+            ),
             ("name = \"bars\"", "name = \"ticks\"", "ring.serve \"ticks\""),
             ("name = \"news\"", "name = \"book\"", "ring.mirror \"book\""),
         ];

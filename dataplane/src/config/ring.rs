@@ -381,7 +381,10 @@ mod tests {
         for text in ["latest", "oldest", "resume", "1", "77"] {
             assert_eq!(text.parse::<MirrorStart>().expect("reads").to_string(), text);
         }
-        assert_eq!(serde_json::from_value::<MirrorStart>(serde_json::json!(9)).expect("reads"), MirrorStart::Sequence(9));
+        assert_eq!(
+            serde_json::from_value::<MirrorStart>(serde_json::json!(9)).expect("reads"),
+            MirrorStart::Sequence(9)
+        );
         for text in ["0", "newest", "-1", "18446744073709551615", ""] {
             assert!(text.parse::<MirrorStart>().is_err(), "{text}");
         }

@@ -455,7 +455,12 @@ impl MirrorWorker {
         }
         let (Ok(told) | Err(told)) = what;
         let live = self.receiver.status(now).live;
-        tracing::warn!(mirror = self.parts.name, what = told, next = self.receiver.status(now).next, "connection ended");
+        tracing::warn!(
+            mirror = self.parts.name,
+            what = told,
+            next = self.receiver.status(now).next,
+            "connection ended"
+        );
         self.receiver.disconnected(now);
         self.close_datagrams();
         // A session that delivered starts the pauses anew.

@@ -198,7 +198,8 @@ fn mirror_settings(mirror: &config::Mirror, key: Option<PresharedKey>) -> Mirror
 /// It cannot be read, is longer than 1,024 bytes, or holds fewer than 16.
 pub fn read_key(path: &Path) -> Result<PresharedKey, String> {
     let told = |what: String| format!("key_file \"{}\": {what}", path.display());
-    let file = std::fs::File::open(path).map_err(|error| told(format!("{error}; its owner and mode decide who may read it")))?;
+    let file = std::fs::File::open(path)
+        .map_err(|error| told(format!("{error}; its owner and mode decide who may read it")))?;
     let mut bytes = Vec::new();
     file.take(KEY_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| told(error.to_string()))?;
     if bytes.len() as u64 > KEY_FILE_BYTES_MAX {

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::mirror::sender::{Sender, ServeSettings, SessionId};
-use super::mirror::{CloseReason, StreamPoll};
 use super::Producer;
 use super::inline::{InlineShared, InlineUdp};
+use super::mirror::sender::{Sender, ServeSettings, SessionId};
+use super::mirror::{CloseReason, StreamPoll};
 use super::raw::RawReader;
 use super::sockets::Outlets;
 use super::stats::{ServeBooks, ServeState};

@@ -117,12 +117,7 @@ fn name(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_
     })
 }
 
-pub(super) fn set_option<T>(
-    fd: BorrowedFd<'_>,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &T,
-) -> io::Result<()> {
+pub(super) fn set_option<T>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: `value` is readable for its size; T is a plain structure of libc or an integer.
     let result = unsafe {
         let bytes = size_of::<T>() as libc::socklen_t;
@@ -131,6 +126,7 @@ pub(super) fn set_option<T>(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+#[cfg(any(test, feature = "mirror"))]
 pub(super) fn get_option(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;

@@ -286,7 +286,16 @@ fn the_recipes_run() {
     let mut source = Source::create(&ring, CAPACITY, 13);
     let (bind, group) = (tcp_address(), crate::common::mirrors::group());
     let _serve = Sluice::start(&[
-        "ring", "serve", ring.text(), "--bind", &bind, "--multicast", &group, "--iface", "127.0.0.1", "--spin",
+        "ring",
+        "serve",
+        ring.text(),
+        "--bind",
+        &bind,
+        "--multicast",
+        &group,
+        "--iface",
+        "127.0.0.1",
+        "--spin",
     ]);
     let _mirror = Sluice::start(&["ring", "mirror", &bind, copy.text(), "--iface", "127.0.0.1", "--spin"]);
     joins(&mut source, &copy, 13);

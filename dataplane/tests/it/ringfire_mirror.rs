@@ -81,7 +81,7 @@ fn our_mirror_follows_the_peers_serve() {
             for _ in 0..count {
                 let next = producer.published_sequence() + 1;
                 producer.push(&crate::common::mirrors::tick(22, next));
-                if next % 16 == 0 {
+                if next.is_multiple_of(16) {
                     std::thread::sleep(std::time::Duration::from_micros(200));
                 }
             }
@@ -94,7 +94,8 @@ fn our_mirror_follows_the_peers_serve() {
             Way::Unicast => server = server.unicast(udp_port(), 1_472),
             Way::Multicast => {
                 let group: SocketAddrV4 = group().parse().expect("a group");
-                server = server.multicast(MulticastConfig::new(*group.ip(), group.port()).interface(Ipv4Addr::LOCALHOST));
+                server =
+                    server.multicast(MulticastConfig::new(*group.ip(), group.port()).interface(Ipv4Addr::LOCALHOST));
             }
         }
         // Its threads have no end; they end with the test's process.

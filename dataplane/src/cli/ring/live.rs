@@ -46,7 +46,8 @@ pub(super) fn check(core: &CoreArgs, ring: config::Ring) -> Result<Config, Failu
     let mut findings = config::check(&config);
     findings.extend(plan::check_files(&config));
     if !findings.is_empty() {
-        let lines: Vec<String> = findings.iter().map(|finding| format!("{}: {}", flag(&finding.key), finding.what)).collect();
+        let lines: Vec<String> =
+            findings.iter().map(|finding| format!("{}: {}", flag(&finding.key), finding.what)).collect();
         return Err(Failure::usage(lines.join("\nsluice: ")));
     }
     for warning in config::warn(&config, cpu::allowed().len()) {
