@@ -8,6 +8,7 @@ pub fn is_test() -> bool {
 }
 
 /// A folder for large files on the disk that the build lies on, removed when dropped.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
 pub fn disk_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("a folder under target/")
 }
