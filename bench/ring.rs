@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pinned::{Placement, ticks};
+use pinned::{Line, Placement, ticks};
 use ring_peers::{Contender, Crossbeam, Floor, Receiver, Record, RingfireLossless, RingfireLossy, Rtrb, Sender};
 
 /// How long rounds are begun, unless the command line says otherwise.
@@ -31,6 +31,10 @@ const LATENCY_CAPACITY: usize = 4_096;
 const THROUGHPUT_CAPACITY: usize = 65_536;
 /// One message each 5 µs: 200,000 a second.
 const PACE_NS: f64 = 5_000.0;
+/// Throughput means without loss, also for contenders that may lose records: every sender stops when the receiver, which
+/// says each so many records how far it is, lies this far behind.
+const SAY_EACH: u64 = 4_096;
+const BEHIND_MAX: u64 = THROUGHPUT_CAPACITY as u64 - 2 * SAY_EACH;
 /// Records of one batch call that sends, and room of one that receives.
 const BATCH_SEND: usize = 32;
 const BATCH_RECEIVE: usize = 64;
@@ -64,8 +68,6 @@ struct Found {
     /// Measurements during which the CPUs moved.
     moved: u64,
     kept: u64,
-    /// Throughput runs of contenders that may lose records, and those in which they did.
-    runs: BTreeMap<&'static str, (u64, u64)>,
 }
 
 /// One contender's figures of one round, with the placement under which each was taken.
@@ -109,11 +111,11 @@ impl Bench<'_> {
         add(placement, &[("paced_p50", p50), ("paced_p99", p99), ("paced_p999", p999)]);
         if C::QUEUE {
             let (placement, rate) = self.between_looks(|bench| bench.throughput::<WORDS, C, false>());
-            add(placement.filter(|_| rate.is_some()), &[("single", rate.unwrap_or_default())]);
+            add(placement, &[("single", rate)]);
         }
         if C::BATCH {
             let (placement, rate) = self.between_looks(|bench| bench.throughput::<WORDS, C, true>());
-            add(placement.filter(|_| rate.is_some()), &[("batch", rate.unwrap_or_default())]);
+            add(placement, &[("batch", rate)]);
         }
         for &(placement, measure, value) in &figures.0 {
             self.found.samples.entry((placement, WORDS * 8, C::NAME, measure)).or_default().push(value);
@@ -171,10 +173,12 @@ impl Bench<'_> {
                 pinned::pin(other);
                 let mut taken = Vec::with_capacity(count);
                 ready.store(1, Ordering::Release);
-                for number in 0..count as u64 {
+                let mut next = 0;
+                while next < count as u64 {
                     let record = wait_for(&mut receiver);
-                    taken.push(ticks() - record[0]);
-                    assert_eq!(record[WORDS - 1], number, "{}: a record is missing", C::NAME);
+                    taken.push(ticks().saturating_sub(record[0]));
+                    assert!(!C::QUEUE || record[WORDS - 1] == next, "{}: a record is missing", C::NAME);
+                    next = record[WORDS - 1] + 1;
                 }
                 taken
             });
@@ -195,18 +199,18 @@ impl Bench<'_> {
         })
     }
 
-    /// As fast as can be, every record copied out and looked at: million records a second; `None` where records were lost.
-    fn throughput<const WORDS: usize, C: Contender<WORDS>, const BATCH: bool>(&mut self) -> Option<f64> {
+    /// As fast as can be without a loss, every record copied out and looked at: million records a second.
+    fn throughput<const WORDS: usize, C: Contender<WORDS>, const BATCH: bool>(&self) -> f64 {
         let (mut sender, mut receiver) = C::open(self.folder, THROUGHPUT_CAPACITY);
         let (count, other) = (if BATCH { self.sizes.batch } else { self.sizes.single }, self.cpus.1);
-        let ready = AtomicU64::new(0);
-        let (start, end, received) = std::thread::scope(|scope| {
+        let (ready, progress) = (AtomicU64::new(0), Line::default());
+        let (start, end) = std::thread::scope(|scope| {
             let end = scope.spawn(|| {
                 pinned::pin(other);
                 ready.store(1, Ordering::Release);
                 match BATCH {
-                    true => drain_batches(&mut receiver, count),
-                    false => drain(&mut receiver, count),
+                    true => drain_batches(&mut receiver, count, &progress.0[0]),
+                    false => drain(&mut receiver, count, &progress.0[0]),
                 }
             });
             while ready.load(Ordering::Acquire) == 0 {
@@ -214,17 +218,12 @@ impl Bench<'_> {
             }
             let start = ticks();
             match BATCH {
-                true => fill_batches(&mut sender, count),
-                false => fill(&mut sender, count),
+                true => fill_batches(&mut sender, count, &progress.0[0]),
+                false => fill(&mut sender, count, &progress.0[0]),
             }
-            let (end, received) = end.join().expect("the receiver");
-            (start, end, received)
+            (start, end.join().expect("the receiver"))
         });
-        let runs = self.found.runs.entry(C::NAME).or_default();
-        runs.0 += 1;
-        runs.1 += u64::from(received < count);
-        let ns = (end - start) as f64 * self.ns_per_tick;
-        (received == count).then_some(count as f64 * 1e3 / ns)
+        count as f64 * 1e3 / ((end - start) as f64 * self.ns_per_tick)
     }
 
     /// All contenders once; ratios to the floor, which is the first.
@@ -295,18 +294,30 @@ fn numbered<const WORDS: usize>(number: u64) -> Record<WORDS> {
     record
 }
 
+/// Waits, each so many records, until the receiver is near enough.
+#[inline(always)]
+fn keep_near(number: u64, progress: &AtomicU64) {
+    if number.is_multiple_of(SAY_EACH) {
+        while number - progress.load(Ordering::Relaxed) > BEHIND_MAX {
+            spin_loop();
+        }
+    }
+}
+
 #[inline(never)]
-fn fill<const WORDS: usize>(sender: &mut impl Sender<WORDS>, count: u64) {
+fn fill<const WORDS: usize>(sender: &mut impl Sender<WORDS>, count: u64, progress: &AtomicU64) {
     for number in 0..count {
+        keep_near(number, progress);
         sender.send(&numbered(number));
     }
 }
 
 #[inline(never)]
-fn fill_batches<const WORDS: usize>(sender: &mut impl Sender<WORDS>, count: u64) {
+fn fill_batches<const WORDS: usize>(sender: &mut impl Sender<WORDS>, count: u64, progress: &AtomicU64) {
     let mut batch = [[0; WORDS]; BATCH_SEND];
     let mut number = 0;
     while number < count {
+        keep_near(number, progress);
         let length = (count - number).min(BATCH_SEND as u64);
         for record in &mut batch[..length as usize] {
             *record = numbered(number);
@@ -316,43 +327,43 @@ fn fill_batches<const WORDS: usize>(sender: &mut impl Sender<WORDS>, count: u64)
     }
 }
 
-/// Receives until the last of `count` records: when, and how many came.
+/// Receives `count` records; when the last was there.
 #[inline(never)]
-fn drain<const WORDS: usize>(receiver: &mut impl Receiver<WORDS>, count: u64) -> (u64, u64) {
-    let (mut received, mut next) = (0, 0);
-    while next < count {
-        let Some(record) = receiver.receive() else {
-            spin_loop();
-            continue;
-        };
-        next = checked(black_box(&record), next) + 1;
-        received += 1;
+fn drain<const WORDS: usize>(receiver: &mut impl Receiver<WORDS>, count: u64, progress: &AtomicU64) -> u64 {
+    for number in 0..count {
+        check(black_box(&wait_for(receiver)), number);
+        if number.is_multiple_of(SAY_EACH) {
+            progress.store(number, Ordering::Relaxed);
+        }
     }
-    (ticks(), received)
+    ticks()
 }
 
 #[inline(never)]
-fn drain_batches<const WORDS: usize>(receiver: &mut impl Receiver<WORDS>, count: u64) -> (u64, u64) {
-    let (mut received, mut next) = (0, 0);
+fn drain_batches<const WORDS: usize>(receiver: &mut impl Receiver<WORDS>, count: u64, progress: &AtomicU64) -> u64 {
     let mut batch = [[0; WORDS]; BATCH_RECEIVE];
+    let (mut next, mut said) = (0, 0);
     while next < count {
         let length = receiver.receive_batch(&mut batch);
         for record in black_box(&batch[..length]) {
-            next = checked(record, next) + 1;
+            check(record, next);
+            next += 1;
         }
-        received += length as u64;
+        if next - said >= SAY_EACH {
+            said = next;
+            progress.store(said, Ordering::Relaxed);
+        }
         if length == 0 {
             spin_loop();
         }
     }
-    (ticks(), received)
+    ticks()
 }
 
-/// The record's number: not below `next`, and the same at both ends of the record.
+/// None is missing, none is torn.
 #[inline(always)]
-fn checked<const WORDS: usize>(record: &Record<WORDS>, next: u64) -> u64 {
-    assert!(record[0] >= next && record[WORDS - 1] == !record[0], "a torn or old record");
-    record[0]
+fn check<const WORDS: usize>(record: &Record<WORDS>, number: u64) {
+    assert!(record[0] == number && record[WORDS - 1] == !number, "record {number} is missing or torn");
 }
 
 /// What a column shows.
@@ -374,9 +385,6 @@ impl Found {
             for bytes in [56, 64] {
                 self.print_table(placement, bytes);
             }
-        }
-        for (name, (runs, lossy)) in self.runs.iter().filter(|(_, (_, lossy))| *lossy > 0) {
-            println!("{name}: records were lost in {lossy} of {runs} throughput runs, which do not count");
         }
         println!("{} measurements kept, {} thrown away because the CPUs moved", self.kept, self.moved);
         for ((placement, bytes, name, measure), samples) in &self.samples {
