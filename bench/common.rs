@@ -13,6 +13,14 @@ pub fn disk_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("a folder under target/")
 }
 
+/// A folder in memory where there is such a place (rings lie there), removed when dropped.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
+pub fn memory_folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    made.expect("a folder for rings")
+}
+
 /// Reports a figure's samples: one line for `cargo xtask bench figures`, readable as it stands.
 pub fn figure(name: &str, unit: &str, samples: &[f64]) {
     println!("figure {}", serde_json::json!({ "name": name, "unit": unit, "samples": samples }));

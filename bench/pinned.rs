@@ -1,6 +1,7 @@
 //! What the measurements of the ring share: two pinned CPUs, one time stamp counter, and how far apart the CPUs lie now.
 
-use std::hint::{black_box, spin_loop};
+use std::hint::spin_loop;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,15 @@ pub fn pin(to: usize) {
     assert!(cpu::pin(to), "CPU {to} cannot be had");
 }
 
+/// Gives the calling thread a real-time priority (FIFO); false without the right to. By `chrt` (util-linux).
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
+pub fn realtime(priority: u32) -> bool {
+    let thread = nix::unistd::gettid().to_string();
+    let mut chrt = std::process::Command::new("chrt");
+    chrt.args(["--fifo", "--pid", &priority.to_string(), &thread]).stdout(Stdio::null()).stderr(Stdio::null());
+    chrt.status().is_ok_and(|status| status.success())
+}
+
 /// A watchdog: the whole program ends with an error after `limit`, so that a contender that stops cannot hang a run.
 pub fn end_after(limit: Duration) {
     std::thread::spawn(move || {
@@ -52,12 +62,14 @@ pub fn end_after(limit: Duration) {
 }
 
 /// How far the two CPUs lie from one another.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Placement {
     Near,
     Far,
 }
 
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
 impl Placement {
     pub fn of(line_ns: f64) -> Placement {
         if line_ns < FAR_NS { Placement::Near } else { Placement::Far }
@@ -99,8 +111,6 @@ pub fn probe(other: usize, ns_per_tick: f64) -> f64 {
             trips.push(ticks() - sent);
         }
     });
-    // The first trips contain the start of the other thread.
-    black_box(&trips[..]);
     trips.sort_unstable();
     trips[trips.len() / 2] as f64 * ns_per_tick / 2.0
 }

@@ -435,13 +435,6 @@ fn spread(samples: &[f64]) -> String {
     format!("{:.digits$} ({:.digits$}-{:.digits$})", at(50.0), at(10.0), at(90.0))
 }
 
-/// Rings lie in memory where there is such a folder.
-fn folder() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-    made.expect("a folder for rings")
-}
-
 fn main() {
     let Some(cpus) = pinned::two_cpus() else {
         println!("skipped: needs two CPUs");
@@ -452,7 +445,7 @@ fn main() {
     let run = if small { Duration::ZERO } else { asked.map_or(RUN, Duration::from_secs) };
     pinned::end_after(run + OVERDUE);
     pinned::pin(cpus.0);
-    let folder = folder();
+    let folder = common::memory_folder();
     let mut bench = Bench {
         folder: folder.path(),
         cpus,
