@@ -1,8 +1,12 @@
 //! Open-loop load through a ring and its mirror: a producer that never waits, a reader that accounts for every record.
 //!
-//! The producer sleeps until each tick and pushes that tick's records; one stamp (the shared counter) is taken before the
-//! push. CPU 0 carries the producer and what sends, CPU 1 what receives and the reader, in one thread.
+//! The producer waits for each tick and pushes that tick's records; one stamp (the shared counter) is taken before the
+//! push. CPU 0 carries the producer and what sends, CPU 1 what receives and the reader, in one thread. A producer that shares
+//! its CPU with a sender sleeps until the tick. Sleeping costs more than the 10 µs of an evenly spaced load, so there the
+//! receiving thread pushes too, between its steps, and the sender has CPU 0 for itself; a producer that sends inline is
+//! alone on CPU 0 and spins.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -32,7 +36,7 @@ const SETTLE_NS: i64 = 500_000_000;
 const WARM_LIMIT_NS: i64 = 10_000_000_000;
 /// Above what sends, which is above everything else: so the producer is never late for its own sender.
 pub const PRODUCER_PRIORITY: u32 = 20;
-/// Of what sends on the producer's CPU.
+/// Of what sends on the producer's CPU, and of what receives on the other.
 pub const SENDER_PRIORITY: u32 = 10;
 
 /// Pushes records, all of them published when it returns.
@@ -59,6 +63,8 @@ pub struct Load {
     pub burst: usize,
     pub tick_ns: u64,
     pub ms: u64,
+    /// Single records, evenly spaced, too close for a producer that sleeps.
+    pub even: bool,
 }
 
 impl Load {
@@ -77,70 +83,112 @@ struct Talk {
     failed: AtomicBool,
 }
 
-/// Runs all loads through one path; a report for each. The caller is the receiving end, pinned to its CPU.
-pub fn run(
-    mut source: Box<dyn Source>,
-    path: &mut dyn Path,
-    loads: &[Load],
-    cpu: usize,
-    ns_per_tick: f64,
-    realtime: bool,
-) -> Vec<Value> {
-    let talk = Talk::default();
+/// Where and how the loads are run.
+pub struct Stage<'a> {
+    pub loads: &'a [Load],
+    /// The producer's CPU; the caller is pinned to the other.
+    pub cpu: usize,
+    pub ns_per_tick: f64,
+    /// Real-time priorities for all three.
+    pub realtime: bool,
+    /// The producer's thread sends itself.
+    pub inline: bool,
+}
+
+/// Runs all loads through one path; a report for each. The caller is the receiving end.
+pub fn run(source: Box<dyn Source>, path: &mut dyn Path, stage: &Stage) -> Vec<Value> {
+    let (talk, source) = (Talk::default(), Mutex::new(source));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            pinned::pin(cpu);
-            if realtime {
+            pinned::pin(stage.cpu);
+            if stage.realtime {
                 pinned::realtime(PRODUCER_PRIORITY);
             }
-            produce(source.as_mut(), loads, &talk);
-            // A sender that shares this thread's ring may live on until the reader has all.
-            while talk.begun.load(Ordering::Acquire) <= loads.len() as u64 && !talk.failed.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            produce(&source, stage, &talk);
         });
+        if stage.realtime {
+            pinned::realtime(SENDER_PRIORITY);
+        }
         if let Err(what) = warm(path, &talk) {
             talk.failed.store(true, Ordering::Release);
             return vec![json!({ "error": what })];
         }
-        let reports = loads.iter().zip(0..).map(|(load, index)| read(path, load, index, &talk, ns_per_tick)).collect();
-        talk.begun.store(loads.len() as u64 + 1, Ordering::Release);
-        reports
+        let loads = stage.loads.iter().zip(0..);
+        loads.map(|(load, index)| read(&source, path, load, index, &talk, stage)).collect()
     })
 }
 
-fn produce(source: &mut dyn Source, loads: &[Load], talk: &Talk) {
+/// Whether the receiving thread pushes this load too.
+fn pushed_by_reader(load: &Load, stage: &Stage) -> bool {
+    load.even && !stage.inline
+}
+
+fn produce(source: &Mutex<Box<dyn Source>>, stage: &Stage, talk: &Talk) {
     while !talk.warm.load(Ordering::Acquire) {
         if talk.failed.load(Ordering::Acquire) {
             return;
         }
+        let mut source = source.lock().expect("nobody panics");
         source.push(&[[ticks(), 0, WARM, 0, 0, 0, 0, !0]]);
+        drop(source);
         std::thread::sleep(Duration::from_millis(1));
     }
-    for (load, index) in loads.iter().zip(0..) {
+    for (load, index) in stage.loads.iter().zip(0..).filter(|(load, _)| !pushed_by_reader(load, stage)) {
         while talk.begun.load(Ordering::Acquire) <= index {
             std::thread::sleep(Duration::from_millis(1));
         }
-        push_all(source, load, index);
+        let mut source = source.lock().expect("nobody panics");
+        let mut pusher = Pusher::new(load, index);
+        while let Some(at) = pusher.next_at() {
+            match load.even {
+                true => spin_until(at),
+                false => sleep_until(at),
+            }
+            pusher.push(source.as_mut());
+        }
         talk.pushed.store(index + 1, Ordering::Release);
     }
 }
 
-fn push_all(source: &mut dyn Source, load: &Load, index: u64) {
-    let mut batch: [Record; BURST_MAX] = [[0; 8]; BURST_MAX];
-    let batch = &mut batch[..load.burst];
-    let (start, mut number) = (monotonic_ns() + 1_000_000, 0);
-    for tick in 0..load.ticks() {
+/// Pushes one load, tick by tick.
+struct Pusher<'a> {
+    load: &'a Load,
+    start: i64,
+    tick: u64,
+    number: u64,
+    batch: [Record; BURST_MAX],
+}
+
+impl Pusher<'_> {
+    fn new(load: &Load, index: u64) -> Pusher<'_> {
+        let mut batch = [[0; 8]; BURST_MAX];
+        batch.iter_mut().for_each(|record| record[LOAD] = index);
+        Pusher { load, start: monotonic_ns() + 1_000_000, tick: 0, number: 0, batch }
+    }
+
+    /// When the next tick is due; none after the last.
+    fn next_at(&self) -> Option<i64> {
+        (self.tick < self.load.ticks()).then_some(self.start + (self.tick * self.load.tick_ns) as i64)
+    }
+
+    #[inline]
+    fn push(&mut self, source: &mut dyn Source) {
+        let batch = &mut self.batch[..self.load.burst];
         for record in batch.iter_mut() {
-            record[NUMBER] = number;
-            record[LOAD] = index;
-            record[CHECK] = !number;
-            number += 1;
+            record[NUMBER] = self.number;
+            record[CHECK] = !self.number;
+            self.number += 1;
         }
-        sleep_until(start + (tick * load.tick_ns) as i64);
+        self.tick += 1;
         let now = ticks();
         batch.iter_mut().for_each(|record| record[STAMP] = now);
         source.push(batch);
+    }
+}
+
+fn spin_until(at_ns: i64) {
+    while monotonic_ns() < at_ns {
+        std::hint::spin_loop();
     }
 }
 
@@ -163,15 +211,33 @@ fn warm(path: &mut dyn Path, talk: &Talk) -> Result<(), String> {
     Err("no record came through".to_string())
 }
 
-fn read(path: &mut dyn Path, load: &Load, index: u64, talk: &Talk, ns_per_tick: f64) -> Value {
+fn read(
+    source: &Mutex<Box<dyn Source>>,
+    path: &mut dyn Path,
+    load: &Load,
+    index: u64,
+    talk: &Talk,
+    stage: &Stage,
+) -> Value {
     let total = load.ticks() * load.burst as u64;
     let untimed = (UNTIMED_TICKS * load.burst as u64).min(total / 2);
     let mut taken: Vec<u64> = Vec::with_capacity(total as usize);
     let (mut received, mut next, mut disorder, mut torn) = (0, 0, 0_u64, 0_u64);
     let repairs = path.repairs();
     talk.begun.store(index + 1, Ordering::Release);
+    let mut own =
+        pushed_by_reader(load, stage).then(|| (Pusher::new(load, index), source.lock().expect("nobody panics")));
     let mut end = i64::MAX;
-    while received < total && monotonic_ns() < end {
+    loop {
+        let now_ns = monotonic_ns();
+        if received == total || now_ns > end {
+            break;
+        }
+        if let Some((pusher, source)) = &mut own
+            && pusher.next_at().is_some_and(|at| at <= now_ns)
+        {
+            pusher.push(source.as_mut());
+        }
         path.step();
         while let Some(record) = path.receive() {
             let now = ticks();
@@ -186,14 +252,18 @@ fn read(path: &mut dyn Path, load: &Load, index: u64, talk: &Talk, ns_per_tick: 
                 taken.push(now.saturating_sub(record[STAMP]));
             }
         }
-        if end == i64::MAX && talk.pushed.load(Ordering::Acquire) > index {
-            end = monotonic_ns() + SETTLE_NS;
+        let pushed = match &own {
+            Some((pusher, _)) => pusher.next_at().is_none(),
+            None => talk.pushed.load(Ordering::Acquire) > index,
+        };
+        if pushed && end == i64::MAX {
+            end = now_ns + SETTLE_NS;
         }
     }
     taken.sort_unstable();
     let us = |percent: f64| {
         let at = (taken.len() as f64 * percent / 100.0).ceil() as usize;
-        taken.get(at.clamp(1, taken.len().max(1)) - 1).map(|&ticks| ticks as f64 * ns_per_tick / 1_000.0)
+        taken.get(at.clamp(1, taken.len().max(1)) - 1).map(|&ticks| ticks as f64 * stage.ns_per_tick / 1_000.0)
     };
     json!({
         "load": load.name, "sent": total, "received": received, "disorder": disorder, "torn": torn,

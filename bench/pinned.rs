@@ -46,9 +46,23 @@ pub fn pin(to: usize) {
 /// Gives the calling thread a real-time priority (FIFO); false without the right to. By `chrt` (util-linux).
 #[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
 pub fn realtime(priority: u32) -> bool {
-    let thread = nix::unistd::gettid().to_string();
+    give_priority(&nix::unistd::gettid().to_string(), priority)
+}
+
+/// Gives it to every thread of this process whose name begins so.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
+pub fn realtime_named(name: &str, priority: u32) {
+    for thread in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let found = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+        if found.starts_with(name) {
+            give_priority(&thread.file_name().to_string_lossy(), priority);
+        }
+    }
+}
+
+fn give_priority(thread: &str, priority: u32) -> bool {
     let mut chrt = std::process::Command::new("chrt");
-    chrt.args(["--fifo", "--pid", &priority.to_string(), &thread]).stdout(Stdio::null()).stderr(Stdio::null());
+    chrt.args(["--fifo", "--pid", &priority.to_string(), thread]).stdout(Stdio::null()).stderr(Stdio::null());
     chrt.status().is_ok_and(|status| status.success())
 }
 

@@ -153,7 +153,7 @@ impl Path for FloorPath {
 /// A slot of two lines: sequence and seven words, and the eighth.
 type Slot = [Line; 2];
 /// Slots between producer and sender of the floor.
-const SHARED_SLOTS: usize = 4_096;
+const SHARED_SLOTS: usize = CAPACITY as usize;
 
 /// The producer writes shared lines, a sender on the same CPU reads them and sends.
 pub fn floor_separate(opening: &Opening) -> Ends {
@@ -194,8 +194,14 @@ fn send_shared(slots: &[Slot], sender: &UdpSocket) {
         records.clear();
         while records.len() < RECORDS_PER_DATAGRAM {
             let slot = &slots[(sent + 1) as usize % SHARED_SLOTS];
-            if slot[0].0[0].load(Ordering::Acquire) != sent + 1 {
-                break;
+            match slot[0].0[0].load(Ordering::Acquire) {
+                next if next == sent + 1 => {}
+                // Lapped: what was overwritten is lost, and counted as that.
+                later if later > sent + 1 => {
+                    sent = later - 1;
+                    break;
+                }
+                _ => break,
             }
             records.push(std::array::from_fn(|index| word(slot, index).load(Ordering::Relaxed)));
             sent += 1;
@@ -225,12 +231,17 @@ pub fn ringfire(opening: &Opening, linger: Option<Duration>) -> Ends {
             server.multicast(ringfire::MulticastConfig::new(GROUP, group).interface(LOCAL).mtu(MTU))
         }
     };
-    as_sender(opening.cpu, opening.realtime, move || {
+    // Its threads take over the CPU, and no priority: one that spins would keep its equals from ever running.
+    as_sender(opening.cpu, false, move || {
         let ended = server.run();
         eprintln!("the peer's server ended: {ended:?}");
     });
     let mirror = connect(at, &copy, opening.transport);
     let reader = ringfire::RingConsumer::<Record>::attach(&copy).expect("a reader of the copy");
+    if opening.realtime {
+        pinned::realtime_named("ringfire-serve", SENDER_PRIORITY + 5);
+        pinned::realtime_named("ringfire-udp", SENDER_PRIORITY);
+    }
     (Box::new(RingfireSource(producer)), Box::new(RingfirePath { mirror, reader }))
 }
 
