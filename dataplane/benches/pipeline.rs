@@ -341,7 +341,7 @@ impl Rig {
         let doorbells = [("core".to_string(), orders.doorbell.clone())].into();
         let counts: QueueCounts = [("memory".to_string(), 1)].into();
         let open = |_: &PlannedQueue| Ok(Box::new(queue.take().expect("one queue")) as Box<dyn FrameQueue>);
-        let mut planned = plan(&config, &counts, &doorbells, open).expect("a plan");
+        let mut planned = plan(&config, &counts, &doorbells, open, |_| None).expect("a plan");
         let mut workers: Vec<Box<dyn Worker>> = planned.workers.drain(..).map(|(_, worker)| worker).collect();
         let store = planned.stores.pop().map(|end| {
             let parts = StoreParts {

@@ -12,6 +12,7 @@ use super::stats::ArbiterCounter;
 use crate::config::FeedProtocol;
 use crate::feed::arbiter::{Arbiter, ArbiterReport, Arrival, Sink};
 use crate::feed::handoff::{Copied, CopiedRecord, CopiedRecords, Handoff, MessageSpan};
+use crate::feed::publish::{PublishedMessage, Publisher};
 use crate::runtime::link::{LinkReceiver, LinkSender};
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::CounterWriter;
@@ -128,6 +129,8 @@ pub struct ArbiterParts {
     pub desk: Arc<ReportDesk>,
     /// Exact ranges of what could not be handed to the store.
     pub losses: LinkSender<Loss>,
+    /// Where the stream is published as it is emitted.
+    pub publisher: Option<Box<dyn Publisher>>,
 }
 
 /// Messages or frames that could not be handed to the store.
@@ -189,6 +192,8 @@ struct Outlet {
     /// the arrival's bytes are borrowed, so its token stays here.
     staged: Vec<Staged>,
     packing: Packing,
+    /// Told of every emission at once, before anything is handed to the store: a slow disk never delays it.
+    publisher: Option<Box<dyn Publisher>>,
 }
 
 /// One emission of the machine, staged. Its tag stands apart, as [`RxItem`]'s does.
@@ -235,6 +240,7 @@ impl ArbiterWorker {
             block_offset: 0,
             staged: Vec::with_capacity(staged_max(parts.copy_frames)),
             packing: Packing { bytes: Vec::with_capacity(COPY_FRAME_BYTES as usize), messages: 0 },
+            publisher: parts.publisher,
         };
         ArbiterWorker {
             name: parts.name,
@@ -579,8 +585,45 @@ impl Outlet {
     }
 }
 
+impl Outlet {
+    /// Publishes a run of messages of the current arrival.
+    fn publish_run(&mut self, stream: StreamId, arrival: &Arrival<'_>, from: u64, run: &[u8]) {
+        let Some(publisher) = &mut self.publisher else { return };
+        let segment = &arrival.segment;
+        for (index, body) in Messages::new(run, segment.framing).enumerate() {
+            publisher.message(&PublishedMessage {
+                stream,
+                side: arrival.side,
+                sequence: from + index as u64,
+                capture_ns: arrival.capture_ns,
+                send_ns: segment.send_ns,
+                body,
+            });
+        }
+    }
+
+    /// When something happens that is no message: the feed's time.
+    fn event_ns(&self) -> i64 {
+        self.packet_time.unwrap_or_else(clock::utc_ns)
+    }
+
+    /// Once per turn: wakes readers, and tells what was published.
+    fn publisher_turn(&mut self, now: i64) {
+        let Some(publisher) = &mut self.publisher else { return };
+        publisher.turn(now);
+        let counts = publisher.counts();
+        self.counters.set(ArbiterCounter::Published, counts.messages);
+        self.counters.set(ArbiterCounter::PublishedMarks, counts.marks);
+        self.counters.set(ArbiterCounter::PublishRefused, counts.refused);
+    }
+}
+
 impl Sink for Outlet {
     fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, run: u32, base: u64) {
+        let capture_ns = self.event_ns();
+        if let Some(publisher) = &mut self.publisher {
+            publisher.stream_begin(stream, key, run, base, capture_ns);
+        }
         self.flush_packing();
         self.stage(Staged::Event(Handoff::StreamBegin { stream, key: *key, run, base }));
     }
@@ -609,6 +652,9 @@ impl Sink for Outlet {
             }
             rest - walk.rest().len()
         };
+        if !late_fill {
+            self.publish_run(stream, arrival, from, &segment.block[skipped..skipped + bytes]);
+        }
         if last {
             self.flush_packing();
             let span = MessageSpan {
@@ -633,6 +679,9 @@ impl Sink for Outlet {
 
     fn emit_held(&mut self, stream: StreamId, sequence: u64, side: Side, capture_ns: i64, send_ns: i64, body: &[u8]) {
         let send_ns = (send_ns != i64::MIN).then_some(send_ns);
+        if let Some(publisher) = &mut self.publisher {
+            publisher.message(&PublishedMessage { stream, side, sequence, capture_ns, send_ns, body });
+        }
         self.pack(CopiedRecord {
             stream,
             sequence,
@@ -658,16 +707,28 @@ impl Sink for Outlet {
     }
 
     fn gap(&mut self, stream: StreamId, first: u64, last: u64) {
-        let capture_ns = self.packet_time.unwrap_or_else(clock::utc_ns);
+        let capture_ns = self.event_ns();
+        if let Some(publisher) = &mut self.publisher {
+            publisher.gap(stream, first, last, capture_ns);
+        }
         self.pack(CopiedRecord { stream, sequence: first, kind: Copied::Gap { last, capture_ns } });
     }
 
     fn stream_end(&mut self, stream: StreamId) {
+        let capture_ns = self.event_ns();
+        if let Some(publisher) = &mut self.publisher {
+            publisher.stream_end(stream, capture_ns);
+        }
         self.flush_packing();
         self.stage(Staged::Event(Handoff::StreamEnd { stream }));
     }
 
-    fn side_state(&mut self, _session: &SessionKey, _side: Side, _live: bool) {}
+    fn side_state(&mut self, session: &SessionKey, side: Side, live: bool) {
+        let capture_ns = self.event_ns();
+        if let Some(publisher) = &mut self.publisher {
+            publisher.side_state(session, side, live, capture_ns);
+        }
+    }
 }
 
 impl Worker for ArbiterWorker {
@@ -683,6 +744,9 @@ impl Worker for ArbiterWorker {
         let pool = FramePool::new(self.outlet.copy_area, self.outlet.copy_frames, COPY_FRAME_BYTES);
         self.areas.set(self.outlet.copy_area, pool.area());
         self.outlet.pool = Some(pool);
+        if let Some(publisher) = &mut self.outlet.publisher {
+            publisher.start()?;
+        }
         Ok(Vec::new())
     }
 
@@ -709,6 +773,7 @@ impl Worker for ArbiterWorker {
             self.outlet.send_events();
             self.finish_if_drained(turn.now);
         }
+        self.outlet.publisher_turn(turn.now);
         if turn.now >= self.sides_at {
             self.sides_at = turn.now + SIDES_EVERY_NS;
             let live = (0..self.arbiter.settings().sides).filter(|&side| self.arbiter.side_live(Side(side as u8)));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::arbiter_worker::{ArbiterParts, ArbiterWorker, Loss, ReportDesk, TimeSource};
@@ -12,6 +13,7 @@ use super::stats::{ArbiterCounter, QueueCounter, SideCounter};
 use crate::config::{Config, Feed, FeedProtocol, Interface, Record, SourceKind, Span, StartAt};
 use crate::feed::arbiter::{Arbiter, ArbiterSettings};
 use crate::feed::handoff::Handoff;
+use crate::feed::publish::Publisher;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender, link};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::{CounterReader, counters};
@@ -83,6 +85,8 @@ pub struct FeedView {
     pub core: String,
     /// Its store.
     pub store: Option<String>,
+    /// The ring that it is published in.
+    pub publish: Option<PathBuf>,
     /// The arbiter's counters.
     pub counters: CounterReader<ArbiterCounter>,
     /// Where its report is asked for.
@@ -117,7 +121,8 @@ enum SourceSpec {
     Files(usize),
 }
 
-/// Builds the capture job. `open` makes the (not yet opened) socket of a planned queue.
+/// Builds the capture job. `open` makes the (not yet opened) socket of a planned queue, `publisher` what publishes a feed
+/// that asks for it.
 ///
 /// # Errors
 /// One line for the user.
@@ -126,6 +131,7 @@ pub fn plan(
     queue_counts: &QueueCounts,
     doorbells: &BTreeMap<String, Arc<Doorbell>>,
     mut open: impl FnMut(&PlannedQueue) -> Result<Box<dyn FrameQueue>, String>,
+    mut publisher: impl FnMut(&Feed) -> Option<Box<dyn Publisher>>,
 ) -> Result<CapturePlan, String> {
     let sources = sources(config, queue_counts)?;
     let areas = Areas::new(sources.len() + config.feeds.len());
@@ -137,7 +143,7 @@ pub fn plan(
         }
     }
     for feed in 0..config.feeds.len() {
-        builder.arbiter(feed)?;
+        builder.arbiter(feed, publisher(&config.feeds[feed]))?;
     }
     Ok(builder.finish())
 }
@@ -344,7 +350,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn arbiter(&mut self, feed: usize) -> Result<(), String> {
+    fn arbiter(&mut self, feed: usize, publisher: Option<Box<dyn Publisher>>) -> Result<(), String> {
         let config = &self.config.feeds[feed];
         let links = std::mem::take(&mut self.links[feed]);
         let copy_area = AreaId((self.sources + feed) as u16);
@@ -377,6 +383,7 @@ impl<'a> Builder<'a> {
             sides: config.sides.iter().map(|side| side.name.clone()).collect(),
             core: config.core.clone(),
             store: config.store.clone(),
+            publish: config.publish.clone(),
             counters: reader,
             desk: desk.clone(),
             losses: Mutex::new(losses),
@@ -399,6 +406,7 @@ impl<'a> Builder<'a> {
             counters: writer,
             desk,
             losses: loss_sender,
+            publisher,
         });
         self.workers.push((config.core.clone(), Box::new(worker)));
         Ok(())

@@ -146,10 +146,16 @@ pub enum ArbiterCounter {
     LostMarks,
     /// Which sides are live in any session, a bit each.
     SidesLive,
+    /// Messages published in the feed's ring.
+    Published,
+    /// Other records published there: gaps, beginnings and ends of streams, side states.
+    PublishedMarks,
+    /// Messages that the ring could not take.
+    PublishRefused,
 }
 
 impl CounterIndex for ArbiterCounter {
-    const COUNT: usize = 11;
+    const COUNT: usize = 14;
 
     fn index(self) -> usize {
         self as usize

@@ -186,6 +186,18 @@ impl CaptureStatus {
             Some(book) => (book.taken, book.stored, book.lost, book.in_flight),
             None => (0, 0, 0, 0),
         };
+        if feed.publish.is_some() {
+            let unique: u64 = report.streams.iter().map(|s| s.counts.unique).sum();
+            table.push(Identity::new(
+                of.clone(),
+                "unique = published + publish_refused",
+                ("unique", unique),
+                vec![
+                    ("published", feed.counters.get(ArbiterCounter::Published)),
+                    ("publish_refused", feed.counters.get(ArbiterCounter::PublishRefused)),
+                ],
+            ));
+        }
         let dropped = feed.counters.get(ArbiterCounter::LostLinkFull) + feed.counters.get(ArbiterCounter::LostCopyPool);
         let not_stored = feed.counters.get(ArbiterCounter::NotStored);
         table.push(Identity::new(
@@ -432,7 +444,9 @@ fn queue_json(queue: &QueueView) -> Value {
 fn feed_json(feed: &FeedView, report: Option<&ArbiterReport>) -> Value {
     let get = |counter| feed.counters.get(counter);
     json!({
-        "feed": feed.name, "sides": feed.sides, "core": feed.core, "store": feed.store,
+        "feed": feed.name, "sides": feed.sides, "core": feed.core, "store": feed.store, "publish": feed.publish,
+        "published": get(ArbiterCounter::Published), "published_marks": get(ArbiterCounter::PublishedMarks),
+        "publish_refused": get(ArbiterCounter::PublishRefused),
         "segments": get(ArbiterCounter::Segments), "messages": get(ArbiterCounter::Messages),
         "handed": get(ArbiterCounter::Handed), "handed_raw": get(ArbiterCounter::HandedRaw),
         "lost_link_full": get(ArbiterCounter::LostLinkFull), "lost_copy_pool": get(ArbiterCounter::LostCopyPool),
@@ -502,7 +516,18 @@ fn feed_samples(feed: &FeedView, out: &mut Vec<Sample>) {
             value: feed.counters.get(counter) as f64,
         });
     }
-    let named: [(&'static str, &'static str, ArbiterCounter); 5] = [
+    let named: [(&'static str, &'static str, ArbiterCounter); 8] = [
+        ("sluice_capture_published_messages", "Messages published in the feed's ring", ArbiterCounter::Published),
+        (
+            "sluice_capture_published_mark_records",
+            "Gaps, beginnings and ends of streams, and side states published in the feed's ring",
+            ArbiterCounter::PublishedMarks,
+        ),
+        (
+            "sluice_capture_publish_refused_messages",
+            "Messages that the feed's ring could not take",
+            ArbiterCounter::PublishRefused,
+        ),
         ("sluice_capture_arbiter_messages", "Messages taken by the arbiter", ArbiterCounter::Messages),
         ("sluice_capture_handed_messages", "Messages handed to the store", ArbiterCounter::Handed),
         ("sluice_capture_not_stored_messages", "Messages that no store is configured for", ArbiterCounter::NotStored),

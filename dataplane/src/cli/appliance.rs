@@ -87,8 +87,8 @@ impl Appliance {
         let doorbells = doorbells(config)?;
         let interfaces = look_up(config)?;
         let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
-        let mut planned =
-            plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue)).map_err(Failure::usage)?;
+        let mut planned = plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue), |_| None)
+            .map_err(Failure::usage)?;
         let mut workers = std::mem::take(&mut planned.workers);
         let stores = plan_stores(config, &doorbells, &mut planned, &mut workers)?;
         let held = hold(config, &interfaces)?;

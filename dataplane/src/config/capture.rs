@@ -252,6 +252,21 @@ pub struct Feed {
     /// The store that it is written to; none: only counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// The shared-memory ring that its arbitrated stream is published in (`/dev/shm/…`); none: not published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publish: Option<PathBuf>,
+    /// Records that the ring holds; a power of two.
+    #[serde(default = "Feed::publish_capacity_default")]
+    pub publish_capacity: u64,
+    /// Bytes of the ring's arena, in which the messages' bodies lie; a power of two.
+    #[serde(default = "Feed::publish_arena_default")]
+    pub publish_arena: Bytes,
+    /// Back the ring with huge pages where there are any.
+    #[serde(default)]
+    pub publish_huge_pages: bool,
+    /// The NUMA node of the ring's memory; none: where the arbiter's core first touches it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publish_numa_node: Option<u32>,
     /// What is stored.
     #[serde(default = "Feed::record_default")]
     pub record: Record,
@@ -291,6 +306,12 @@ pub struct Feed {
 impl Feed {
     fn record_default() -> Record {
         Record::Merged
+    }
+    fn publish_capacity_default() -> u64 {
+        65_536
+    }
+    fn publish_arena_default() -> Bytes {
+        Bytes(64 << 20)
     }
     fn window_default() -> u32 {
         65_536

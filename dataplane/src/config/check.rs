@@ -205,6 +205,7 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
     if feed.link < RING_MIN {
         findings.add(key("link"), format!("is {}, but must be at least {RING_MIN}, one batch", feed.link));
     }
+    check_publish(config, feed, findings);
     let copies = copy_frames_needed(feed.window);
     if feed.copy_frames > COPY_FRAMES_MAX {
         findings.add(key("copy_frames"), format!("is {}, but at most {COPY_FRAMES_MAX} (1 GiB)", feed.copy_frames));
@@ -228,6 +229,36 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
     }
     for side in &feed.sides {
         check_side(config, feed, side, findings);
+    }
+}
+
+/// Smallest arena of a published feed: two of the longest messages (64 KiB), so that the one being read is not the one
+/// being written. Largest capacity and arena: 2^30 slots of 64 bytes and 1 TiB lie beyond any machine's /dev/shm.
+const PUBLISH_ARENA_MIN: u64 = 128 << 10;
+const PUBLISH_ARENA_MAX: u64 = 1 << 40;
+const PUBLISH_CAPACITY_MAX: u64 = 1 << 30;
+
+fn check_publish(config: &Config, feed: &Feed, findings: &mut Findings) {
+    let key = |field: &str| format!("feed \"{}\": {field}", feed.name);
+    let (capacity, arena) = (feed.publish_capacity, feed.publish_arena.0);
+    if !capacity.is_power_of_two() || !(64..=PUBLISH_CAPACITY_MAX).contains(&capacity) {
+        let what = format!("is {capacity}, but must be a power of two from 64 to {PUBLISH_CAPACITY_MAX} records");
+        findings.add(key("publish_capacity"), what);
+    }
+    if !arena.is_power_of_two() || !(PUBLISH_ARENA_MIN..=PUBLISH_ARENA_MAX).contains(&arena) {
+        let what =
+            format!("is {arena} bytes, but must be a power of two from 128KiB (two of the longest messages) to 1TiB");
+        findings.add(key("publish_arena"), what);
+    }
+    let Some(path) = &feed.publish else { return };
+    if !path.is_absolute() {
+        let what = format!("is \"{}\", but must be an absolute path: write \"/dev/shm/{0}\"", path.display());
+        findings.add(key("publish"), what);
+    }
+    if let Some(other) = config.feeds.iter().find(|other| other.name != feed.name && other.publish == feed.publish) {
+        let what =
+            format!("is \"{}\", which feed \"{}\" publishes too: a ring has one producer", path.display(), other.name);
+        findings.add(key("publish"), what);
     }
 }
 
@@ -426,6 +457,9 @@ mod tests {
             ("233.215.21.4:10378", "233.215.21.4", "feed \"deep\" side \"A\": groups"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nblock = \"100KiB\"", "store \"main\": block"),
             ("store = \"main\"", "store = \"main\"\ncopy_frames = 100", "feed \"deep\": copy_frames"),
+            ("store = \"main\"", "publish = \"deep\"", "feed \"deep\": publish"),
+            ("store = \"main\"", "publish_capacity = 1000", "feed \"deep\": publish_capacity"),
+            ("store = \"main\"", "publish_arena = \"64KiB\"", "feed \"deep\": publish_arena"),
             ("store = \"main\"", "store = \"main\"\ncopy_frames = 100000", "feed \"deep\": copy_frames"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nblock = \"32MiB\"", "store \"main\": block"),
             ("core = \"disk\"", "core = \"rx\"\nzstd = 3", "store \"main\": zstd"),

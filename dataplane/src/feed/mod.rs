@@ -10,6 +10,7 @@ pub mod handoff;
 pub mod histogram;
 pub mod intervals;
 pub mod messages;
+pub mod publish;
 pub mod rows;
 pub mod runs;
 pub mod split;

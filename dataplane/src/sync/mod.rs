@@ -1,4 +1,5 @@
-//! Lock-free parts and what is read from them: counters, metrics, the parked flag of a core.
+//! Lock-free parts and what is read from them: counters, metrics, the parked flag of a core, the protocols of the
+//! shared-memory ring.
 //!
 //! May use: `units`. Unsafe code is allowed here (and in `sys`), each block with its `SAFETY:` conditions.
 //! Never does: call the kernel.
@@ -8,5 +9,13 @@
 pub mod counters;
 #[cfg(feature = "runtime")]
 pub mod metrics;
+#[cfg(feature = "ring")]
+pub mod gate;
 #[cfg(feature = "runtime")]
 pub mod parked;
+#[cfg(feature = "ring")]
+pub mod registry;
+#[cfg(feature = "ring")]
+pub mod slots;
+#[cfg(feature = "ring")]
+pub mod word;

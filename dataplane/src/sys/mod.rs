@@ -19,10 +19,16 @@ mod netlink;
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "mirror")]
+pub mod random;
 #[cfg(feature = "runtime")]
 pub mod signal;
 #[cfg(feature = "capture")]
 pub mod socket;
+#[cfg(feature = "runtime")]
+pub mod tcp;
+#[cfg(feature = "mirror")]
+pub mod udp;
 #[cfg(feature = "runtime")]
 pub mod uring;
 #[cfg(feature = "capture")]

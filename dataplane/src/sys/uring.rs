@@ -1,4 +1,4 @@
-//! One io_uring per core: writes of registered blocks, data syncs, multishot polls, the doorbell, and parking.
+//! One io_uring per core: writes of registered blocks, data syncs, multishot polls, sockets, the doorbell, and parking.
 //!
 //! The ring is made disabled, so that it can be made (and its blocks registered and locked) before privileges are
 //! dropped, and is enabled by the thread that will use it: the kernel then lets no other thread submit.
@@ -12,6 +12,13 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::file::{AlignedBuffer, Arena};
+
+mod held;
+mod sockets;
+#[cfg(test)]
+mod socket_tests;
+
+use held::Held;
 
 /// Where the kernel says whether io_uring may be used.
 const DISABLED_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -75,10 +82,13 @@ pub struct CoreRing {
     ring: IoUring,
     enabled: bool,
     blocks: Vec<(usize, usize)>,
+    futex_wait: Option<bool>,
+    held: Held,
     _arenas: Vec<Arc<Arena>>,
 }
 
-// SAFETY: the addresses in `blocks` belong to arenas that `_arenas` keeps alive; the ring itself is Send.
+// SAFETY: the addresses in `blocks` belong to arenas that `_arenas` keeps alive, and what requests in flight point to is
+// owned by `held`; the ring itself is Send.
 unsafe impl Send for CoreRing {}
 
 impl CoreRing {
@@ -106,7 +116,14 @@ impl CoreRing {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(RingError::Old("timed waits"));
         }
-        Ok(CoreRing { ring, enabled: false, blocks: Vec::new(), _arenas: Vec::new() })
+        Ok(CoreRing {
+            ring,
+            enabled: false,
+            blocks: Vec::new(),
+            futex_wait: None,
+            held: Held::default(),
+            _arenas: Vec::new(),
+        })
     }
 
     /// Registers block memory: block *i* of the list is `block` *i* of [`CoreRing::write_fixed`]. Once per ring. The
@@ -220,8 +237,9 @@ impl CoreRing {
 
     fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
         assert!(self.enabled, "the ring is enabled before its first request");
-        // SAFETY: the only memory that requests name is registered block memory (kept by `_arenas`); it outlives the
-        // ring, whose closing ends all requests.
+        // SAFETY: the only memory that requests name is registered block memory (kept by `_arenas`) and what `held` owns
+        // until the request's completion is taken; either outlives the ring, whose closing ends all requests. A futex
+        // wait names a word that the kernel only reads, and refuses when it is gone.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.submit()?;
         }
@@ -264,14 +282,15 @@ impl CoreRing {
     /// The next completion, if one is there.
     pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.ring.completion().next()?;
-        Some(Completion { user_data: entry.user_data(), result: entry.result(), flags: entry.flags() })
+        let (result, flags) = (entry.result(), entry.flags());
+        Some(Completion { user_data: self.held.settle(entry.user_data(), result, flags), result, flags })
     }
 
     /// Gives every completion that is there to `each(user_data, result, flags)`; returns how many.
     pub fn reap(&mut self, mut each: impl FnMut(u64, i32, u32)) -> usize {
         let mut count = 0;
-        for entry in self.ring.completion() {
-            each(entry.user_data(), entry.result(), entry.flags());
+        while let Some(completion) = self.next_completion() {
+            each(completion.user_data, completion.result, completion.flags);
             count += 1;
         }
         count

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "capture")]
 pub mod block;
+#[cfg(feature = "ring")]
+pub mod feed_meta;
 #[cfg(feature = "capture")]
 pub mod iextp;
 #[cfg(feature = "capture")]

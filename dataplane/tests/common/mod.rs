@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod frames;
+pub mod hosts;
 pub mod memory_queue;
 pub mod netns;
 pub mod pipeline;

@@ -211,11 +211,17 @@ pub fn start(config: &Config, mut queues: BTreeMap<&str, Vec<MemoryQueue>>, tamp
     for of in queues.values_mut() {
         of.reverse();
     }
-    let mut planned = plan(config, &counts, &bells, |wanted| {
-        let mut queue = queues.get_mut(wanted.interface.name.as_str()).and_then(Vec::pop).expect("a planned queue");
-        queue.set_area(wanted.area);
-        Ok(Box::new(queue) as Box<dyn FrameQueue>)
-    })
+    let mut planned = plan(
+        config,
+        &counts,
+        &bells,
+        |wanted| {
+            let mut queue = queues.get_mut(wanted.interface.name.as_str()).and_then(Vec::pop).expect("a planned queue");
+            queue.set_area(wanted.area);
+            Ok(Box::new(queue) as Box<dyn FrameQueue>)
+        },
+        |_| None,
+    )
     .expect("a good plan");
     let mut workers = std::mem::take(&mut planned.workers);
     let stores = plan_stores(config, &bells, &mut planned, &mut workers, tampering);
@@ -460,6 +466,7 @@ pub fn robbed_before_the_arbiter(packets: Vec<Scripted>, frames: u32, every: u64
     let thief = Thief { from: from_queue, to: to_arbiter, may, every, seen: 0, stage: 0, stopped: false };
     let desk = Arc::new(ReportDesk::default());
     let arbiter = ArbiterWorker::new(ArbiterParts {
+        publisher: None,
         name: "arbiter".into(),
         protocol: FeedProtocol::IexTp,
         arbiter: Arbiter::new(ArbiterSettings { window_messages: 1_024, ..ArbiterSettings::live(1) }),
@@ -482,6 +489,7 @@ pub fn robbed_before_the_arbiter(packets: Vec<Scripted>, frames: u32, every: u64
         vec![QueueView { source: source("a"), queue: 0, core: source("one"), frames, counters: queue_counters }];
     let sides = vec![SideView { feed: source("f"), side: Side::A, queue: 0, counters: side_counters }];
     let feeds = vec![FeedView {
+        publish: None,
         name: source("f"),
         sides: vec![source("A")],
         core: source("one"),

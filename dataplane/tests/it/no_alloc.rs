@@ -98,11 +98,17 @@ impl ByHand {
             config.cores.iter().map(|core| (core.name.clone(), Doorbell::new().expect("an eventfd"))).collect();
         let counts: QueueCounts = config.interfaces.iter().map(|interface| (interface.name.clone(), 1)).collect();
         queues.reverse();
-        let mut capture = plan(config, &counts, &bells, |wanted| {
-            let mut queue = queues.pop().expect("a queue for each side");
-            queue.set_area(wanted.area);
-            Ok(Box::new(queue) as Box<dyn FrameQueue>)
-        })
+        let mut capture = plan(
+            config,
+            &counts,
+            &bells,
+            |wanted| {
+                let mut queue = queues.pop().expect("a queue for each side");
+                queue.set_area(wanted.area);
+                Ok(Box::new(queue) as Box<dyn FrameQueue>)
+            },
+            |_| None,
+        )
         .expect("a good plan");
         let mut workers: Vec<Box<dyn Worker>> =
             std::mem::take(&mut capture.workers).into_iter().map(|(_, worker)| worker).collect();

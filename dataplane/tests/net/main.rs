@@ -7,6 +7,7 @@ mod common;
 
 mod appliance;
 mod capture;
+mod hosts;
 mod live;
 mod play;
 mod refusals;

@@ -2,7 +2,15 @@
 //!
 //! May use: `wire`, `units`. Never does: touch the kernel, read a clock, start a thread; time and bytes are arguments.
 
+use core::net::SocketAddr;
+
 use crate::wire::ring::Geometry;
+
+pub mod auth;
+pub mod live;
+pub mod loss;
+pub mod receiver;
+pub mod sender;
 
 /// What became of a read of one record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,4 +84,84 @@ pub trait MirrorRing {
     /// Records up to `next − 1` will not come: the ring goes on at `next`, and readers see what an equally slow reader of
     /// the source sees.
     fn skip_to(&mut self, next: u64);
+}
+
+/// Where a machine wants a datagram to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Destination {
+    /// The group of the settings.
+    Multicast,
+    /// One address.
+    Unicast(SocketAddr),
+}
+
+/// What became of a send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SendOutcome {
+    /// The kernel has all of it.
+    Sent,
+    /// Nothing was taken: the same call is made again at the next poll.
+    WouldBlock,
+    /// Longer than the path takes (EMSGSIZE): the machine uses shorter datagrams from now on, and what this one held is
+    /// repaired over TCP.
+    TooLong,
+    /// Lost on the way out (no route, refused, …): as if the network had dropped it.
+    Failed,
+}
+
+/// The socket as the machines see it.
+pub trait Datagrams {
+    /// Sends `bytes`: one datagram or, with `segment_bytes`, several of that many bytes each (the last may be shorter), which
+    /// fit one GSO send (at most [`live::SEGMENTS_MAX`] segments and 65,507 bytes). A socket without GSO sends them one by one.
+    fn send(&mut self, to: Destination, bytes: &[u8], segment_bytes: Option<u16>) -> SendOutcome;
+}
+
+/// What a stream (one TCP connection) is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamPoll {
+    /// Bytes were appended: send them; poll again when they are gone.
+    Data,
+    /// Nothing to send now.
+    Idle,
+    /// Close the connection; the machine has forgotten the session.
+    Close(CloseReason),
+}
+
+/// Why a connection ends; each is a counter and a word in the logs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+pub enum CloseReason {
+    /// Bytes that are no frame of the protocol, or not one that may come here.
+    #[error("the other side sent what the protocol does not allow here")]
+    Protocol,
+    /// No (whole) handshake within its time.
+    #[error("the handshake took too long")]
+    HandshakeTimeout,
+    /// A send took longer than [`sender::WRITE_NS_MAX`].
+    #[error("the other side does not read")]
+    WriteTimeout,
+    /// The source's producer began a new ring: connect again.
+    #[error("the source's ring was replaced")]
+    SourceReplaced,
+    /// A key is set here and the other side has none, or a wrong one.
+    #[error("the other side did not prove the pre-shared key that is set here")]
+    Unauthenticated,
+    /// The other side demands a key and none (or another) is set here.
+    #[error("the source demands its pre-shared key: set the same key_file here")]
+    KeyRequired,
+    /// The local ring holds another history than the source: the next connection asks for all that the source retains and
+    /// begins a new file.
+    #[error("the source has another history than the local ring: a new file begins")]
+    OtherHistory,
+    /// The source's ring is larger than the configured maximum.
+    #[error("the source's ring is larger than the configured maximum")]
+    GeometryLimit,
+    /// The local ring could not be opened or made.
+    #[error("the local ring could not be made")]
+    RingFailed,
+    /// Sequences outside of what a ring can hold.
+    #[error("the source sent an impossible sequence")]
+    SequenceLimit,
+    /// Not a sign of life from the source for [`receiver::DEAD_NS`].
+    #[error("the source is silent")]
+    SourceSilent,
 }

@@ -1,0 +1,322 @@
+//! One slot of the ring: a sequence word, then the payload as words, written by one and read by many at the same time.
+//!
+//! The writer marks the slot busy, then writes the payload, then stores the sequence; the reader looks at the sequence,
+//! copies, and looks again. Payload words are relaxed atomics and are copied into uninitialised memory that becomes a
+//! value only after the second look, so a torn copy is never a value of any type.
+//!
+//! Pairs of atomics:
+//! - the `Release` store of the sequence in [`write()`] is read by the `Acquire` load in [`read_with`]: who sees sequence n
+//!   sees all of record n;
+//! - the `Release` fence after the busy mark pairs with the `Acquire` fence before the second look: who copied a word of a
+//!   later record sees, at the second look, the busy mark or something newer, and rejects the copy.
+//!
+//! `model` explores the pair under `--cfg loom`.
+
+use std::mem::MaybeUninit;
+
+use zerocopy::FromBytes;
+
+use super::word::{Load, Ordering, Word, fence};
+
+/// A slot that is being written.
+pub const BUSY: u64 = u64::MAX;
+/// Bytes of a word.
+const WORD_BYTES: usize = 8;
+
+/// What a reader found in a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlotRead<R> {
+    /// The wanted record, whole.
+    Record(R),
+    /// An older lap's record, or none yet.
+    Older,
+    /// It is being written: the wanted record, or one that overwrites it.
+    Busy,
+    /// A later lap's record took its place.
+    Newer(u64),
+}
+
+/// Writes record `sequence` into its slot: `payload` into the words after the sequence word, a last part of a word filled up
+/// with zeros. One thread at a time.
+#[inline(always)]
+pub fn write<W: Word>(slot: &[W], sequence: u64, payload: &[u8]) {
+    write_with(slot, sequence, |words| copy_in(words, payload));
+}
+
+/// [`write()`] with the payload written by `fill`, which gets the words after the sequence word.
+#[inline(always)]
+pub fn write_with<W: Word>(slot: &[W], sequence: u64, fill: impl FnOnce(&[W])) {
+    let Some((head, words)) = slot.split_first() else { return };
+    head.store(BUSY, Ordering::Relaxed);
+    // Pairs with the fence in `read_with`.
+    fence(Ordering::Release);
+    fill(words);
+    // Pairs with the first load in `read_with`.
+    head.store(sequence, Ordering::Release);
+}
+
+/// Reads record `want` from its slot: `copy` gets the words after the sequence word, and what it made of them is a
+/// [`SlotRead::Record`] only if nobody wrote meanwhile.
+#[inline(always)]
+pub fn read_with<W: Load, R>(slot: &[W], want: u64, copy: impl FnOnce(&[W]) -> R) -> SlotRead<R> {
+    let Some((head, words)) = slot.split_first() else { return SlotRead::Older };
+    // Pairs with the last store in `write_with`.
+    let seen = head.load(Ordering::Acquire);
+    if seen != want {
+        return judge(seen, want);
+    }
+    let copied = copy(words);
+    // Pairs with the fence in `write_with`.
+    fence(Ordering::Acquire);
+    let seen = head.load(Ordering::Relaxed);
+    if seen == want { SlotRead::Record(copied) } else { judge(seen, want) }
+}
+
+/// What a slot means whose sequence word is not the wanted one.
+#[inline(always)]
+fn judge<R>(seen: u64, want: u64) -> SlotRead<R> {
+    match seen {
+        BUSY => SlotRead::Busy,
+        _ if seen < want => SlotRead::Older,
+        _ => SlotRead::Newer(seen),
+    }
+}
+
+/// Reads record `want` as a `T`, the first `size_of::<T>()` bytes of the payload.
+#[inline(always)]
+pub fn read<W: Load, T: FromBytes>(slot: &[W], want: u64) -> SlotRead<T> {
+    match read_with(slot, want, copy_out::<W, T>) {
+        // SAFETY: every byte was initialised by `copy_out` (which checks that there are enough words), and a `FromBytes` has
+        // no invalid bytes; the copy is whole because the sequence was the same before and after.
+        SlotRead::Record(copied) => SlotRead::Record(unsafe { copied.assume_init() }),
+        SlotRead::Older => SlotRead::Older,
+        SlotRead::Busy => SlotRead::Busy,
+        SlotRead::Newer(seen) => SlotRead::Newer(seen),
+    }
+}
+
+/// Copies the words' first bytes over a `T`.
+#[inline(always)]
+fn copy_out<W: Load, T>(words: &[W]) -> MaybeUninit<T> {
+    let mut out = MaybeUninit::<T>::uninit();
+    let whole = size_of::<T>() / WORD_BYTES;
+    let rest = size_of::<T>() % WORD_BYTES;
+    assert!(words.len() >= size_of::<T>().div_ceil(WORD_BYTES), "the slot is shorter than its record");
+    let to = out.as_mut_ptr().cast::<u8>();
+    for (index, word) in words[..whole].iter().enumerate() {
+        // SAFETY: `index` < whole, so these 8 bytes lie inside `out`; unaligned, because `T` may be aligned to less.
+        unsafe { to.add(index * WORD_BYTES).cast::<u64>().write_unaligned(word.load(Ordering::Relaxed)) };
+    }
+    if rest > 0 {
+        let last = words[whole].load(Ordering::Relaxed).to_ne_bytes();
+        // SAFETY: the `rest` bytes after the whole words are the last of `out`; `last` is a local of 8 bytes.
+        unsafe { std::ptr::copy_nonoverlapping(last.as_ptr(), to.add(whole * WORD_BYTES), rest) };
+    }
+    out
+}
+
+/// Writes `bytes` over the first words, a last part of a word filled up with zeros; what does not fit is not written.
+#[inline(always)]
+pub fn copy_in<W: Word>(words: &[W], bytes: &[u8]) {
+    let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
+    for (word, bytes) in words.iter().zip(whole) {
+        word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+    }
+    if !rest.is_empty()
+        && let Some(word) = words.get(whole.len())
+    {
+        let mut last = [0; WORD_BYTES];
+        last[..rest.len()].copy_from_slice(rest);
+        word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
+    }
+}
+
+/// Copies the words' first bytes into `out`, as many as both have.
+#[inline(always)]
+pub fn copy_bytes<W: Load>(words: &[W], out: &mut [u8]) {
+    let (whole, rest) = out.as_chunks_mut::<WORD_BYTES>();
+    let count = whole.len();
+    for (bytes, word) in whole.iter_mut().zip(words) {
+        *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    if !rest.is_empty()
+        && let Some(word) = words.get(count)
+    {
+        let last = word.load(Ordering::Relaxed).to_ne_bytes();
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+}
+
+/// The first look of a reader that copies nothing: the slot's sequence word.
+#[inline(always)]
+pub fn sequence<W: Load>(slot: &[W]) -> u64 {
+    slot.first().map_or(0, |head| head.load(Ordering::Acquire))
+}
+
+/// Gives out `reserved` bytes of an arena, before the first byte of the new blob is written.
+#[inline(always)]
+pub fn reserve<W: Word>(reserved: &W, bytes: u64) {
+    reserved.store(bytes, Ordering::Relaxed);
+    // Pairs with the fence in `reserved_after`: who copied a byte of the new blob sees the new count.
+    fence(Ordering::Release);
+}
+
+/// The bytes that an arena has given out, after a blob was copied.
+#[inline(always)]
+pub fn reserved_after<W: Load>(reserved: &W) -> u64 {
+    // Pairs with the fence in `reserve`.
+    fence(Ordering::Acquire);
+    reserved.load(Ordering::Relaxed)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    fn slot<const N: usize>() -> [AtomicU64; N] {
+        std::array::from_fn(|_| AtomicU64::new(0))
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let slot = slot::<3>();
+        assert_eq!(read::<_, u64>(&slot, 1), SlotRead::Older);
+        write(&slot, 1, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(read::<_, [u8; 10]>(&slot, 1), SlotRead::Record([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
+        assert_eq!(read::<_, [u8; 11]>(&slot, 1), SlotRead::Record([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]));
+        assert_eq!(read::<_, u64>(&slot, 2), SlotRead::Older);
+        let mut bytes = [0xaa; 13];
+        copy_bytes(&slot[1..], &mut bytes);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0]);
+        slot[0].store(BUSY, Ordering::Relaxed);
+        assert_eq!(read::<_, u64>(&slot, 2), SlotRead::Busy);
+        write(&slot, 5, &[9]);
+        assert_eq!(read::<_, u64>(&slot, 2), SlotRead::Newer(5));
+        assert_eq!(read::<_, [u8; 0]>(&slot, 5), SlotRead::Record([]));
+    }
+
+    /// One writer laps two slots without pause; every word of a record is its sequence.
+    #[test]
+    fn no_copy_is_torn() {
+        let records = if cfg!(miri) { 200 } else { 100_000 };
+        let slots = Arc::new([slot::<8>(), slot::<8>()]);
+        let done = Arc::new(AtomicBool::new(false));
+        let reader = std::thread::spawn({
+            let (slots, done) = (slots.clone(), done.clone());
+            move || {
+                let mut whole = 0u64;
+                while !done.load(Ordering::Acquire) {
+                    let want = sequence(&slots[0]);
+                    if let SlotRead::Record(words) = read::<_, [u64; 7]>(&slots[0], want) {
+                        assert_eq!(words, [want; 7]);
+                        whole += 1;
+                    }
+                }
+                whole
+            }
+        });
+        for sequence in 1..=records {
+            write(&slots[sequence as usize % 2], sequence, zerocopy::IntoBytes::as_bytes(&[sequence; 7]));
+        }
+        done.store(true, Ordering::Release);
+        assert!(reader.join().expect("no torn copy") < u64::MAX);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+
+    fn slot() -> Arc<[AtomicU64; 3]> {
+        Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    fn copy(words: &[AtomicU64]) -> [u64; 2] {
+        [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)]
+    }
+
+    fn fill(words: &[AtomicU64], sequence: u64) {
+        words[0].store(sequence, Ordering::Relaxed);
+        words[1].store(sequence, Ordering::Relaxed);
+    }
+
+    /// Two laps are written while a reader takes the first: a record that it accepts is whole and the wanted one.
+    fn two_laps(write_slot: fn(&[AtomicU64], u64), read_slot: fn(&[AtomicU64], u64) -> SlotRead<[u64; 2]>) {
+        loom::model(move || {
+            let slot = slot();
+            let writer = loom::thread::spawn({
+                let slot = slot.clone();
+                move || {
+                    write_slot(&*slot, 1);
+                    write_slot(&*slot, 2);
+                }
+            });
+            for want in [1, 2] {
+                if let SlotRead::Record(words) = read_slot(&*slot, want) {
+                    assert_eq!(words, [want; 2], "a torn copy was accepted");
+                }
+            }
+            writer.join().expect("the writer ends");
+        });
+    }
+
+    fn ours_write(slot: &[AtomicU64], sequence: u64) {
+        write_with(slot, sequence, |words| fill(words, sequence));
+    }
+
+    fn ours_read(slot: &[AtomicU64], want: u64) -> SlotRead<[u64; 2]> {
+        read_with(slot, want, copy)
+    }
+
+    #[test]
+    fn an_accepted_record_is_whole() {
+        two_laps(ours_write, ours_read);
+    }
+
+    /// The model can fail: without the writer's fence.
+    #[test]
+    #[should_panic(expected = "a torn copy was accepted")]
+    fn without_the_writer_s_fence_a_torn_copy_is_accepted() {
+        two_laps(
+            |slot, sequence| {
+                slot[0].store(BUSY, Ordering::Relaxed);
+                fill(&slot[1..], sequence);
+                slot[0].store(sequence, Ordering::Release);
+            },
+            ours_read,
+        );
+    }
+
+    /// The model can fail: without the second look.
+    #[test]
+    #[should_panic(expected = "a torn copy was accepted")]
+    fn without_the_second_look_a_torn_copy_is_accepted() {
+        two_laps(ours_write, |slot, want| match slot[0].load(Ordering::Acquire) == want {
+            true => SlotRead::Record(copy(&slot[1..])),
+            false => SlotRead::Older,
+        });
+    }
+
+    /// A blob is overwritten while a reader copies it: the count of given-out bytes tells.
+    #[test]
+    fn an_overwritten_blob_is_noticed() {
+        loom::model(|| {
+            let words = Arc::new([AtomicU64::new(0), AtomicU64::new(7)]);
+            let writer = loom::thread::spawn({
+                let words = words.clone();
+                move || {
+                    reserve(&words[0], 64);
+                    words[1].store(8, Ordering::Relaxed);
+                }
+            });
+            let copied = words[1].load(Ordering::Relaxed);
+            let reserved = reserved_after(&words[0]);
+            assert!(copied == 7 || reserved == 64, "an overwritten blob looks whole");
+            writer.join().expect("the writer ends");
+        });
+    }
+}

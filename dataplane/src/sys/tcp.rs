@@ -1,0 +1,220 @@
+//! Stream sockets: made, bound and tuned here; accepted, connected, read and written by the core's io_uring.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// Connections that wait to be accepted; one turn of a core takes them all, so this is for bursts only.
+const BACKLOG: libc::c_int = 128;
+/// Unanswered keepalive probes after which the connection is dead.
+const KEEPALIVE_PROBES: libc::c_int = 3;
+
+/// An open socket's descriptor.
+pub(super) fn socket(address: &SocketAddr, kind: libc::c_int) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: socket() takes no pointer.
+    let fd = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` is a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `address` as the kernel reads it, and its length.
+pub(super) fn address_bytes(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: an all-zero sockaddr_storage is valid.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let bytes = match address {
+        SocketAddr::V4(v4) => {
+            let address = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: sockaddr_storage is larger than sockaddr_in and aligned for every socket address.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(address) };
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let address = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above for sockaddr_in6.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(address) };
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, bytes as libc::socklen_t)
+}
+
+/// The address in what the kernel wrote; `None` for another family.
+pub(super) fn read_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that a sockaddr_in is in it; every bit pattern is valid.
+            let v4 = unsafe { std::ptr::from_ref(storage).cast::<libc::sockaddr_in>().read() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above for sockaddr_in6.
+            let v6 = unsafe { std::ptr::from_ref(storage).cast::<libc::sockaddr_in6>().read() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            let (flow, scope) = (v6.sin6_flowinfo, v6.sin6_scope_id);
+            Some(SocketAddr::V6(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), flow, scope)))
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn bind(fd: &OwnedFd, address: &SocketAddr) -> io::Result<()> {
+    let (storage, bytes) = address_bytes(address);
+    // SAFETY: `storage` holds an address of `bytes` bytes.
+    let result = unsafe { libc::bind(fd.as_raw_fd(), (&raw const storage).cast(), bytes) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The address that a socket is bound to.
+///
+/// # Errors
+/// As `getsockname(2)`.
+pub fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    // SAFETY: the pointers given are valid for the call's length.
+    name(|address, bytes| unsafe { libc::getsockname(fd.as_raw_fd(), address, bytes) })
+}
+
+/// The address of the other end.
+///
+/// # Errors
+/// As `getpeername(2)`: a connection that is gone has none.
+pub fn peer_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    // SAFETY: as above.
+    name(|address, bytes| unsafe { libc::getpeername(fd.as_raw_fd(), address, bytes) })
+}
+
+fn name(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int) -> io::Result<SocketAddr> {
+    // SAFETY: an all-zero sockaddr_storage is valid.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut bytes = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    if call((&raw mut storage).cast(), &mut bytes) != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let address = read_address(&storage).ok_or(io::ErrorKind::InvalidData)?;
+    // A connection over IPv4 to a socket that takes both: its address is the IPv4 one.
+    Ok(match address {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddr::V4(SocketAddrV4::new(v4, v6.port())),
+            None => address,
+        },
+        v4 => v4,
+    })
+}
+
+pub(super) fn set_option<T>(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    // SAFETY: `value` is readable for its size; T is a plain structure of libc or an integer.
+    let result = unsafe {
+        let bytes = size_of::<T>() as libc::socklen_t;
+        libc::setsockopt(fd.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), bytes)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+pub(super) fn get_option(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `value` is writable for `bytes` bytes.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, (&raw mut value).cast(), &mut bytes) };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A listening socket on `address`; a port that is still in TIME_WAIT is taken.
+///
+/// # Errors
+/// As `socket`, `bind` and `listen`.
+pub fn listen(address: &SocketAddr) -> io::Result<OwnedFd> {
+    use std::os::fd::AsFd;
+    let fd = socket(address, libc::SOCK_STREAM)?;
+    set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, &1_i32)?;
+    bind(&fd, address)?;
+    // SAFETY: listen() takes no pointer.
+    match unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } {
+        0 => Ok(fd),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A socket to connect to `address` with.
+///
+/// # Errors
+/// As `socket(2)`.
+pub fn stream(address: &SocketAddr) -> io::Result<OwnedFd> {
+    socket(address, libc::SOCK_STREAM)
+}
+
+/// How a connection behaves: no Nagle delay, and dead after `dead_after` without an answer, whether something was sent
+/// (`TCP_USER_TIMEOUT`) or not (keepalive).
+///
+/// # Errors
+/// As `setsockopt(2)`.
+pub fn tune(fd: BorrowedFd<'_>, dead_after: Duration) -> io::Result<()> {
+    let milliseconds = dead_after.as_millis().clamp(1_000, i32::MAX as u128) as libc::c_uint;
+    let idle = (dead_after.as_secs() / 2).clamp(1, 32_767) as libc::c_int;
+    let interval = (idle / KEEPALIVE_PROBES).max(1);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1_i32)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &milliseconds)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, &1_i32)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, &idle)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, &interval)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, &KEEPALIVE_PROBES)
+}
+
+/// Ends a connection: what is in flight on it completes.
+pub fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) {
+    let how = match how {
+        Shutdown::Read => libc::SHUT_RD,
+        Shutdown::Write => libc::SHUT_WR,
+        Shutdown::Both => libc::SHUT_RDWR,
+    };
+    // SAFETY: shutdown() takes no pointer. A connection that is gone already cannot be ended, which is as well.
+    unsafe { libc::shutdown(fd.as_raw_fd(), how) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn addresses_go_there_and_back() {
+        for text in ["127.0.0.1:7400", "[::1]:7400", "239.255.0.1:1", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().expect("an address");
+            let (storage, bytes) = address_bytes(&address);
+            assert!(bytes as usize <= size_of_val(&storage));
+            assert_eq!(read_address(&storage), Some(address));
+        }
+    }
+
+    #[test]
+    fn a_listener_has_its_port_and_takes_its_tuning() {
+        let listener = listen(&"127.0.0.1:0".parse().expect("an address")).expect("listens");
+        let address = local_address(listener.as_fd()).expect("bound");
+        assert_ne!(address.port(), 0);
+        let connection = std::net::TcpStream::connect(address).expect("connects");
+        tune(connection.as_fd(), Duration::from_secs(10)).expect("tunes");
+        assert_eq!(peer_address(connection.as_fd()).expect("connected"), address);
+        let user_timeout = get_option(connection.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+        assert_eq!(user_timeout.expect("reads"), 10_000);
+    }
+}
