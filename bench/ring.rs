@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinned::{Line, Placement, ticks};
-use ring_peers::{Contender, Crossbeam, Floor, Receiver, Record, RingfireLossless, RingfireLossy, Rtrb, Sender};
+use ring_peers::{
+    Contender, Crossbeam, Floor, Receiver, Record, RingfireLossless, RingfireLossy, Rtrb, Sender, Sluice, SluiceLossless,
+};
 
 /// How long rounds are begun, unless the command line says otherwise.
 const RUN: Duration = Duration::from_secs(150);
@@ -235,6 +237,12 @@ impl Bench<'_> {
             let which = (turn + step) % contenders.len();
             all[which] = contenders[which].1(self);
         }
+        let of = |name| contenders.iter().position(|contender| contender.0 == name).expect("a contender");
+        for (ours, peer) in [("sluice", "ringfire"), ("sluice-lossless", "ringfire-lossless")] {
+            for (shown, measure) in [("single_of_ringfire", "single"), ("batch_of_ringfire", "batch")] {
+                self.ratio(WORDS, ours, shown, measure, &all[of(ours)], &all[of(peer)]);
+            }
+        }
         for (which, (name, _)) in contenders.iter().enumerate().skip(1) {
             self.ratio(WORDS, name, "rtt_of_floor", "rtt_p50", &all[which], &all[0]);
             self.ratio(WORDS, name, "paced_of_floor", "paced_p50", &all[which], &all[0]);
@@ -269,7 +277,9 @@ fn entry<const WORDS: usize, C: Contender<WORDS>>() -> Entry {
 fn contenders<const WORDS: usize>() -> Vec<Entry> {
     vec![
         entry::<WORDS, Floor>(),
+        entry::<WORDS, Sluice>(),
         entry::<WORDS, RingfireLossy>(),
+        entry::<WORDS, SluiceLossless>(),
         entry::<WORDS, RingfireLossless>(),
         entry::<WORDS, Rtrb>(),
         entry::<WORDS, Crossbeam>(),
@@ -367,7 +377,7 @@ fn check<const WORDS: usize>(record: &Record<WORDS>, number: u64) {
 }
 
 /// What a column shows.
-const COLUMNS: [(&str, &str); 9] = [
+const COLUMNS: [(&str, &str); 11] = [
     ("rtt_p50", "RTT/2 p50"),
     ("rtt_p99", "p99"),
     ("rtt_p999", "p99.9"),
@@ -376,7 +386,9 @@ const COLUMNS: [(&str, &str); 9] = [
     ("paced_p99", "p99"),
     ("paced_of_floor", "x floor"),
     ("single", "M/s single"),
+    ("single_of_ringfire", "x ringfire"),
     ("batch", "M/s batch"),
+    ("batch_of_ringfire", "x ringfire"),
 ];
 
 impl Found {
@@ -412,13 +424,13 @@ impl Found {
             placement.name()
         );
         print!("{:<18} {:>3}", "", "n");
-        COLUMNS.iter().for_each(|(_, shown)| print!(" {shown:>20}"));
+        COLUMNS.iter().for_each(|(_, shown)| print!(" {shown:>18}"));
         println!();
         for name in names {
             let of = |measure| self.samples.get(&(placement, bytes, name, measure)).map(Vec::as_slice);
             print!("{name:<18} {:>3}", of("rtt_p50").map_or(0, <[f64]>::len));
             for (measure, _) in COLUMNS {
-                print!(" {:>20}", of(measure).map_or("-".to_string(), spread));
+                print!(" {:>18}", of(measure).map_or("-".to_string(), spread));
             }
             println!();
         }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sluice::ring::{ConsumerSettings, RingConsumer, RingProducer, RingSettings, StartAt};
+
 use crate::pinned::Line;
 
 /// A record of `WORDS` words: word 0 is a stamp or a number, the last word repeats it.
@@ -250,5 +252,62 @@ impl<const WORDS: usize> Receiver<WORDS> for crossbeam_channel::Receiver<Record<
     #[inline(always)]
     fn receive(&mut self) -> Option<Record<WORDS>> {
         self.try_recv().ok()
+    }
+}
+
+/// Our ring, latest wins.
+pub struct Sluice;
+/// Our ring with a registered reader that its producer waits for.
+pub struct SluiceLossless;
+
+fn sluice<const WORDS: usize>(
+    folder: &Path,
+    capacity: usize,
+    lossless: bool,
+) -> (RingProducer<Record<WORDS>>, RingConsumer<Record<WORDS>>) {
+    let path = ring_path(folder);
+    let settings = RingSettings { capacity: capacity as u64, lossless, ..RingSettings::default() };
+    let producer = RingProducer::create(&path, &settings).expect("a ring");
+    (producer, RingConsumer::open(&path, StartAt::Head, &ConsumerSettings::default()).expect("a reader"))
+}
+
+contender!(
+    Sluice,
+    "sluice",
+    true,
+    RingProducer<Record<WORDS>>,
+    RingConsumer<Record<WORDS>>,
+    |folder, capacity| sluice(folder, capacity, false)
+);
+contender!(
+    SluiceLossless,
+    "sluice-lossless",
+    true,
+    RingProducer<Record<WORDS>>,
+    RingConsumer<Record<WORDS>>,
+    |folder, capacity| sluice(folder, capacity, true)
+);
+
+impl<const WORDS: usize> Sender<WORDS> for RingProducer<Record<WORDS>> {
+    #[inline(always)]
+    fn send(&mut self, record: &Record<WORDS>) {
+        self.push(record);
+    }
+
+    #[inline(always)]
+    fn send_batch(&mut self, records: &[Record<WORDS>]) {
+        self.push_batch(records);
+    }
+}
+
+impl<const WORDS: usize> Receiver<WORDS> for RingConsumer<Record<WORDS>> {
+    #[inline(always)]
+    fn receive(&mut self) -> Option<Record<WORDS>> {
+        self.try_recv()
+    }
+
+    #[inline(always)]
+    fn receive_batch(&mut self, into: &mut [Record<WORDS>]) -> usize {
+        self.recv_batch(into)
     }
 }
