@@ -3,5 +3,23 @@
 //! May use: what lies below the jobs (`wire`, `sync`, `sys`, …); `mirror` is pure. Never does: use another job, or put a
 //! queue between a ring and its copy.
 
+pub mod blob;
+pub mod consumer;
+pub mod error;
+mod flow;
+pub mod liveness;
 #[cfg(feature = "mirror")]
 pub mod mirror;
+pub mod producer;
+pub mod raw;
+mod view;
+pub mod wait;
+mod writer;
+
+pub use blob::{BlobConsumer, BlobProducer, BlobView};
+pub use consumer::{ConsumerSettings, Received, RingConsumer, StartAt};
+pub use error::RingError;
+pub use liveness::Producer;
+pub use producer::{InlineSender, Record, RingProducer, RingSettings};
+pub use raw::{RawReader, RawWriter};
+pub use wait::Wait;

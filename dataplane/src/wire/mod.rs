@@ -9,6 +9,8 @@ pub mod block;
 pub mod feed_meta;
 #[cfg(feature = "capture")]
 pub mod iextp;
+#[cfg(feature = "ring")]
+pub mod mirror;
 #[cfg(feature = "capture")]
 pub mod moldudp64;
 #[cfg(feature = "capture")]

@@ -18,5 +18,7 @@ mod no_alloc;
 mod packets;
 mod pipeline;
 mod replay;
+mod ring;
+mod ring_sparse;
 mod sources;
 mod store;
