@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use pinned::{Line, Placement, ticks};
 use ring_peers::{
-    Contender, Crossbeam, Floor, Receiver, Record, RingfireLossless, RingfireLossy, Rtrb, Sender, Sluice, SluiceLossless,
+    Contender, Crossbeam, Floor, Receiver, Record, RingfireLossless, RingfireLossy, Rtrb, Sender, Sluice,
+    SluiceLossless,
 };
 
 /// How long rounds are begun, unless the command line says otherwise.
