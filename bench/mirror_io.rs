@@ -197,7 +197,10 @@ fn main() {
         }
     }
     println!("one way, 80-byte datagrams, ns, medians of {rounds} interleaved rounds of {SAMPLES}");
-    println!("{:>8} {:>9} {:>7} {:>8} {:>8} {:>8} {:>8} {:>9}", "rate", "receiver", "send", "receive", "p50", "p99", "p99.9", "received");
+    println!(
+        "{:>8} {:>9} {:>7} {:>8} {:>8} {:>8} {:>8} {:>9}",
+        "rate", "receiver", "send", "receive", "p50", "p99", "p99.9", "received"
+    );
     for ((rate, park, send, receive), rows) in cases.into_iter().zip(rows) {
         let [p50, p99, p999, count] = median(rows);
         let idle = if park { "parks" } else { "spins" };

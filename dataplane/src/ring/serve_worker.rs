@@ -25,9 +25,10 @@ use crate::units::NANOS_PER_MILLI;
 const DATAGRAMS_PER_TURN: usize = 32;
 /// What a mirror sends are frames of 16 to 60 bytes, a NAK each round trip: room for a burst of them.
 const RECEIVE_BYTES: usize = 4_096;
-/// Most send buffers kept for the next send, of at most this size each: 32 MiB. One more is freed.
-const SPARE_BUFFERS_MAX: usize = 32;
-const SPARE_BYTES_MAX: usize = 1 << 20;
+/// Bytes that a send buffer begins with: four frames of the default batch of 56-byte records. It grows to 1 MiB at most.
+const SEND_BYTES: usize = 64 << 10;
+/// Most bytes of send buffers kept for the next sends; a buffer beyond is freed.
+const SPARE_BYTES_MAX: usize = 64 << 20;
 /// How often counters are shown, limits by time are looked at and (where nothing wakes a sleeping core) the ring.
 const LOOK_NS: i64 = NANOS_PER_MILLI;
 /// How often a producer that sends its own datagrams is looked after: the heartbeat's interval is twice this.
@@ -87,7 +88,10 @@ pub(super) struct ServeWorker {
     punch_waits: bool,
     connections: Vec<Option<Connection>>,
     free: Vec<u32>,
+    /// What the next session appends to.
+    outgoing: Vec<u8>,
     spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
     futex_armed: bool,
     futex_number: u64,
     futex_known: bool,
@@ -117,7 +121,9 @@ impl ServeWorker {
             punch_waits: false,
             connections: Vec::new(),
             free: Vec::new(),
+            outgoing: Vec::with_capacity(SEND_BYTES),
             spare: Vec::new(),
+            spare_bytes: 0,
             futex_armed: false,
             futex_number: 0,
             futex_known: false,
@@ -334,8 +340,19 @@ impl ServeWorker {
 
     fn keep_spare(&mut self, mut bytes: Vec<u8>) {
         bytes.clear();
-        if self.spare.len() < SPARE_BUFFERS_MAX && bytes.capacity() <= 2 * SPARE_BYTES_MAX {
+        if self.spare_bytes + bytes.capacity() <= SPARE_BYTES_MAX {
+            self.spare_bytes += bytes.capacity();
             self.spare.push(bytes);
+        }
+    }
+
+    fn take_spare(&mut self) -> Vec<u8> {
+        match self.spare.pop() {
+            Some(bytes) => {
+                self.spare_bytes -= bytes.capacity();
+                bytes
+            }
+            None => Vec::with_capacity(SEND_BYTES),
         }
     }
 
@@ -371,14 +388,16 @@ impl ServeWorker {
         let mut sends = 0;
         for at in 0..self.connections.len() {
             let Some(connection) = self.connections[at].as_mut().filter(|c| !c.sending && !c.closing) else { continue };
-            let mut bytes = self.spare.pop().unwrap_or_default();
-            match self.sender.poll_stream(connection.id, &mut bytes, turn.now) {
-                StreamPoll::Idle => self.spare.push(bytes),
+            match self.sender.poll_stream(connection.id, &mut self.outgoing, turn.now) {
+                StreamPoll::Idle => {}
                 StreamPoll::Close(reason) => {
-                    self.spare.push(bytes);
+                    self.outgoing.clear();
                     self.close(at, Some(reason));
                 }
                 StreamPoll::Data => {
+                    let next = self.take_spare();
+                    let bytes = std::mem::replace(&mut self.outgoing, next);
+                    let Some(connection) = self.connections[at].as_mut() else { continue };
                     let tag = turn.user_data(SEND | at as u64);
                     connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, 0, tag).is_ok();
                     sends += 1;

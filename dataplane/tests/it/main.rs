@@ -19,6 +19,7 @@ mod packets;
 mod pipeline;
 mod replay;
 mod ring;
+mod ring_hostile;
 mod ring_mirror;
 mod ring_sparse;
 mod ringfire_mirror;
