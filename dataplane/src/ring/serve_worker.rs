@@ -17,17 +17,18 @@ use super::sockets::Outlets;
 use super::stats::{ServeBooks, ServeState};
 use super::step::StepError;
 use crate::runtime::worker::{Turn, Worker};
-use crate::sys::tcp;
 use crate::sys::udp::{ReceiveBatch, UdpSocket};
+use crate::sys::{clock, tcp};
 use crate::units::NANOS_PER_MILLI;
 
 /// Datagrams per turn: as many as a mirror's step takes.
 const DATAGRAMS_PER_TURN: usize = 32;
 /// What a mirror sends are frames of 16 to 60 bytes, a NAK each round trip: room for a burst of them.
 const RECEIVE_BYTES: usize = 4_096;
-/// Most send buffers kept for the next send, of at most this size each: 32 MiB. One more is freed.
-const SPARE_BUFFERS_MAX: usize = 32;
-const SPARE_BYTES_MAX: usize = 1 << 20;
+/// Bytes that a send buffer begins with: four frames of the default batch of 56-byte records. It grows to 1 MiB at most.
+const SEND_BYTES: usize = 64 << 10;
+/// Most bytes of send buffers kept for the next sends; a buffer beyond is freed.
+const SPARE_BYTES_MAX: usize = 64 << 20;
 /// How often counters are shown, limits by time are looked at and (where nothing wakes a sleeping core) the ring.
 const LOOK_NS: i64 = NANOS_PER_MILLI;
 /// How often a producer that sends its own datagrams is looked after: the heartbeat's interval is twice this.
@@ -40,6 +41,25 @@ const SESSIONS_LOOK_NS: i64 = 200 * NANOS_PER_MILLI;
 const DRAIN_NS: i64 = 200 * NANOS_PER_MILLI;
 /// Send buffer asked for datagrams: bursts of GSO trains, four of the longest.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// How long an address that is in use is asked for again. A killed process's io_uring gives its sockets back some time
+/// after the process is gone (10 to 100 ms seen on 6.18), and whoever restarts it is faster.
+const BIND_PATIENCE_NS: i64 = 2_000 * NANOS_PER_MILLI;
+/// Pause between two attempts.
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// Binds, patiently as long as the address is in use.
+fn patiently<T>(mut bind: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let end = clock::monotonic_ns() + BIND_PATIENCE_NS;
+    loop {
+        match bind() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && clock::monotonic_ns() < end => {
+                clock::sleep(BIND_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
 
 /// Kinds of completions; the connection's place stands below.
 const ACCEPT: u64 = 1 << 40;
@@ -87,7 +107,10 @@ pub(super) struct ServeWorker {
     punch_waits: bool,
     connections: Vec<Option<Connection>>,
     free: Vec<u32>,
+    /// What the next session appends to.
+    outgoing: Vec<u8>,
     spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
     futex_armed: bool,
     futex_number: u64,
     futex_known: bool,
@@ -117,7 +140,9 @@ impl ServeWorker {
             punch_waits: false,
             connections: Vec::new(),
             free: Vec::new(),
+            outgoing: Vec::with_capacity(SEND_BYTES),
             spare: Vec::new(),
+            spare_bytes: 0,
             futex_armed: false,
             futex_number: 0,
             futex_known: false,
@@ -173,7 +198,7 @@ impl ServeWorker {
             return Ok(());
         }
         let parts = &self.parts;
-        let listener = tcp::listen(&parts.bind).map_err(|error| {
+        let listener = patiently(|| tcp::listen(&parts.bind)).map_err(|error| {
             format!("bind = \"{}\": {error}; take another port, or stop what listens there", parts.bind)
         })?;
         let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("bind: {error}"))?;
@@ -194,7 +219,7 @@ impl ServeWorker {
         if let Some(port) = parts.settings.unicast_port {
             // From the address that mirrors connected to, where it is one: they take datagrams from nowhere else.
             let ip = if parts.bind.is_ipv4() { parts.bind.ip() } else { any.ip() };
-            let socket = UdpSocket::bind(&SocketAddr::from((ip, port)), false)
+            let socket = patiently(|| UdpSocket::bind(&SocketAddr::from((ip, port)), false))
                 .map_err(|error| format!("udp = {port}: {error}; take another port, or stop what listens there"))?;
             let _ = socket.send_buffer(SEND_BUFFER_BYTES);
             self.outlets.unicast = Some(socket);
@@ -334,8 +359,19 @@ impl ServeWorker {
 
     fn keep_spare(&mut self, mut bytes: Vec<u8>) {
         bytes.clear();
-        if self.spare.len() < SPARE_BUFFERS_MAX && bytes.capacity() <= 2 * SPARE_BYTES_MAX {
+        if self.spare_bytes + bytes.capacity() <= SPARE_BYTES_MAX {
+            self.spare_bytes += bytes.capacity();
             self.spare.push(bytes);
+        }
+    }
+
+    fn take_spare(&mut self) -> Vec<u8> {
+        match self.spare.pop() {
+            Some(bytes) => {
+                self.spare_bytes -= bytes.capacity();
+                bytes
+            }
+            None => Vec::with_capacity(SEND_BYTES),
         }
     }
 
@@ -371,14 +407,16 @@ impl ServeWorker {
         let mut sends = 0;
         for at in 0..self.connections.len() {
             let Some(connection) = self.connections[at].as_mut().filter(|c| !c.sending && !c.closing) else { continue };
-            let mut bytes = self.spare.pop().unwrap_or_default();
-            match self.sender.poll_stream(connection.id, &mut bytes, turn.now) {
-                StreamPoll::Idle => self.spare.push(bytes),
+            match self.sender.poll_stream(connection.id, &mut self.outgoing, turn.now) {
+                StreamPoll::Idle => {}
                 StreamPoll::Close(reason) => {
-                    self.spare.push(bytes);
+                    self.outgoing.clear();
                     self.close(at, Some(reason));
                 }
                 StreamPoll::Data => {
+                    let next = self.take_spare();
+                    let bytes = std::mem::replace(&mut self.outgoing, next);
+                    let Some(connection) = self.connections[at].as_mut() else { continue };
                     let tag = turn.user_data(SEND | at as u64);
                     connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, 0, tag).is_ok();
                     sends += 1;

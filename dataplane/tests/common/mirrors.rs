@@ -156,8 +156,14 @@ pub struct Source {
 }
 
 impl Source {
+    /// A ring that goes with its producer.
     pub fn create(path: &Path, capacity: u64, history: u64) -> Source {
-        let settings = RingSettings { capacity, ..RingSettings::default() };
+        Source::create_kept(path, capacity, history, false)
+    }
+
+    /// With `keep` the file stays when the producer ends, unlocked: as after `kill -9`.
+    pub fn create_kept(path: &Path, capacity: u64, history: u64, keep: bool) -> Source {
+        let settings = RingSettings { capacity, keep, ..RingSettings::default() };
         Source { ring: RingProducer::create(path, &settings).expect("makes the ring"), history }
     }
 

@@ -20,6 +20,7 @@ mod pipeline;
 mod replay;
 mod ring;
 mod ring_feed;
+mod ring_hostile;
 mod ring_mirror;
 mod ring_outside;
 mod ring_processes;

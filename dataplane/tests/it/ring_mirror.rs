@@ -83,8 +83,14 @@ fn late_joiners_begin_where_they_ask() {
             source.push(1, 0);
             let mut reader = Checker::attach(&copy, 4);
             reader.whole_until(source.head());
+            // The oldest of the copy is gone by the time the reader attaches, if the new record came first.
             let oldest = before - 1_023;
-            assert_eq!(reader.first, Some(first.clamp(oldest, before + 1)), "{way:?} {from}");
+            let expected = first.clamp(oldest, before + 1);
+            let seen = reader.first.expect("it read");
+            assert!(
+                seen == expected || (expected == oldest && seen == oldest + 1),
+                "{way:?} {from}: {seen}, not {expected}"
+            );
         }
     }
 }
@@ -133,9 +139,9 @@ fn a_killed_serve_is_found_again_without_a_gap() {
 /// A new producer is a new history: a new file, never a splice. The reader is told, and follows.
 #[test]
 fn a_restarted_producer_is_followed_with_a_new_file() {
-    for way in Way::ALL {
+    for (way, killed) in Way::ALL.into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
-        let mut source = Source::create(&ring, CAPACITY, 7);
+        let mut source = Source::create_kept(&ring, CAPACITY, 7, killed);
         let bind = tcp_address();
         let _served = serve(&ring, &bind, &way.serve());
         let _mirrored = mirror(&bind, &copy, "oldest", way.mirror());
