@@ -19,6 +19,7 @@ mod packets;
 mod pipeline;
 mod replay;
 mod ring;
+mod ring_probes;
 mod ring_sparse;
 mod sources;
 mod store;
