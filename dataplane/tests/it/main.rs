@@ -23,6 +23,7 @@ mod ring_feed;
 mod ring_hostile;
 mod ring_mirror;
 mod ring_outside;
+mod ring_probes;
 mod ring_processes;
 mod ring_sparse;
 mod ringfire_interop;
