@@ -12,6 +12,7 @@ pub mod explain;
 pub mod feed;
 pub mod log;
 pub mod reference;
+pub mod ring;
 pub mod run;
 pub mod stat;
 pub mod store;
@@ -80,6 +81,9 @@ pub enum Command {
     /// Look at, cut, generate and play feeds.
     #[command(subcommand)]
     Feed(feed::Command),
+    /// Look at rings and print their records.
+    #[command(subcommand)]
+    Ring(ring::Command),
     /// Look at, search, verify, export and prune a store.
     #[command(subcommand)]
     Store(store::Command),
@@ -97,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
+        Command::Ring(command) => ring::run(command),
         Command::Store(command) => store::run(command),
         Command::Reference(args) => reference::run(args),
     };

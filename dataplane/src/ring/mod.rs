@@ -7,10 +7,14 @@ pub mod blob;
 pub mod consumer;
 pub mod error;
 mod flow;
+pub mod follow;
+pub mod inspect;
 pub mod liveness;
 #[cfg(feature = "mirror")]
 pub mod mirror;
 pub mod producer;
+#[cfg(feature = "capture")]
+pub mod publish;
 pub mod raw;
 mod view;
 pub mod wait;

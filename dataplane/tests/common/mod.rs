@@ -4,8 +4,10 @@
 pub mod frames;
 pub mod hosts;
 pub mod memory_queue;
+pub mod memory_ring;
 pub mod netns;
 pub mod pipeline;
+pub mod rings;
 
 use std::path::PathBuf;
 
