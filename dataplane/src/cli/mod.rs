@@ -81,12 +81,12 @@ pub enum Command {
     /// Look at, cut, generate and play feeds.
     #[command(subcommand)]
     Feed(feed::Command),
-    /// Look at rings and print their records.
-    #[command(subcommand)]
-    Ring(ring::Command),
     /// Look at, search, verify, export and prune a store.
     #[command(subcommand)]
     Store(store::Command),
+    /// Serve, mirror, show and test shared-memory rings.
+    #[command(subcommand)]
+    Ring(ring::Command),
     /// Print a generated reference page.
     #[command(name = "__reference", hide = true)]
     Reference(reference::Args),

@@ -27,7 +27,7 @@ pub struct ReaderStatus {
 
 /// What a ring shows.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RingStatus {
+pub struct Inspected {
     /// Its header.
     pub header: Header,
     /// Bytes of the file.
@@ -46,11 +46,11 @@ pub struct RingStatus {
     pub readers: Vec<ReaderStatus>,
 }
 
-impl RingStatus {
+impl Inspected {
     /// Whether a slot can lie across two cache lines although it would fit one: every read then moves two.
     pub fn slots_straddle_lines(&self) -> bool {
         let bytes = self.header.geometry.element_size;
-        bytes % 64 != 0 && 64 % bytes != 0
+        !bytes.is_multiple_of(64) && !64_u32.is_multiple_of(bytes)
     }
 }
 
@@ -58,7 +58,7 @@ impl RingStatus {
 ///
 /// # Errors
 /// No such file, or no ring's that is spoken here.
-pub fn inspect(path: &Path) -> Result<RingStatus, RingError> {
+pub fn inspect(path: &Path) -> Result<Inspected, RingError> {
     let file = RingFile::open(path, false)?;
     let layout = |source| RingError::Layout { path: path.into(), source };
     if file.bytes() < HEADER_BYTES as u64 {
@@ -76,7 +76,7 @@ pub fn inspect(path: &Path) -> Result<RingStatus, RingError> {
     let now = monotonic_ns();
     let now_ms = (now / 1_000_000) as u32;
     let entries = 0..header.geometry.registry_count as usize;
-    Ok(RingStatus {
+    Ok(Inspected {
         file_bytes: file.bytes(),
         head: reader.head(),
         oldest: reader.oldest(),

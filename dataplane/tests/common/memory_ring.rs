@@ -1,4 +1,4 @@
-//! A ring in plain memory, for the mirror machines: source and mirror at once, with a log of what was written.
+//! A ring in this process's memory, for the mirror machines: source and mirror at once, with a log of what was written.
 //!
 //! Records say where they come from (history and sequence), so that each write can be judged on the spot.
 
@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use sluice::ring::mirror::{MirrorRing, ReadOutcome, SourceRing, WriteError};
+use sluice::ring::raw::{RawReader, RawWriter};
 use sluice::wire::ring::{DESCRIPTOR_BYTES, Geometry, flag};
 
 /// Slots of fixed rings: history, sequence, 8 bytes of pattern.
@@ -26,7 +27,8 @@ pub fn geometry(capacity: u64, arena: bool) -> Geometry {
         registry_count: 0,
         slots_offset: 128,
         arena_offset: if arena { slots_end.next_multiple_of(64) } else { 0 },
-        arena_size: if arena { 1 << 20 } else { 0 },
+        // Small: blobs are overwritten before their slots.
+        arena_size: if arena { 1 << 14 } else { 0 },
     }
 }
 
@@ -66,40 +68,52 @@ pub struct FileLog {
     pub wrong: Vec<String>,
 }
 
+/// Takes out of a record's bytes where the blob lies, which differs from ring to ring.
+pub fn without_place(mut bytes: Vec<u8>, arena: bool) -> Vec<u8> {
+    if arena {
+        bytes[BLOB_PAYLOAD_BYTES - DESCRIPTOR_BYTES..][..8].fill(0);
+    }
+    bytes
+}
+
 struct State {
-    geometry: Geometry,
-    incarnation: u64,
-    slots: Vec<(u64, Vec<u8>)>,
-    next: u64,
-    head: u64,
+    writer: RawWriter,
     log: FileLog,
 }
 
 /// A handle to a ring; clones are the same ring.
-#[derive(Clone)]
 pub struct MemoryRing {
     state: Rc<RefCell<State>>,
-    geometry: Geometry,
+    reader: RawReader,
+}
+
+impl Clone for MemoryRing {
+    fn clone(&self) -> MemoryRing {
+        let reader = self.state.borrow().writer.reader();
+        MemoryRing { state: self.state.clone(), reader }
+    }
 }
 
 impl MemoryRing {
     /// An empty ring whose first record will be `first`.
     pub fn new(geometry: Geometry, first: u64, incarnation: u64) -> MemoryRing {
-        let slots = vec![(0, Vec::new()); geometry.capacity as usize];
+        let mut writer = RawWriter::anonymous(&geometry, first, incarnation).expect("the layout holds together");
+        writer.publish();
         let log = FileLog { incarnation, first, ..FileLog::default() };
-        let state = State { geometry, incarnation, slots, next: first, head: first - 1, log };
-        MemoryRing { state: Rc::new(RefCell::new(state)), geometry }
+        let reader = writer.reader();
+        MemoryRing { state: Rc::new(RefCell::new(State { writer, log })), reader }
     }
 
     /// Publishes `count` records of `history`.
     pub fn produce(&self, history: u64, count: u64) {
         let mut state = self.state.borrow_mut();
+        let geometry = *state.writer.geometry();
         for _ in 0..count {
-            let sequence = state.next;
-            let arena = state.geometry.has_arena();
-            state.put(record(history, sequence, arena));
+            let bytes = record(history, state.writer.next(), geometry.has_arena());
+            let (payload, blob) = bytes.split_at(geometry.payload_bytes());
+            state.writer.write(payload, blob).expect("blobs are short");
         }
-        state.head = state.next - 1;
+        state.writer.publish();
     }
 
     /// Whether both are one ring.
@@ -109,16 +123,15 @@ impl MemoryRing {
 
     /// The sequence that is written next.
     pub fn next_sequence(&self) -> u64 {
-        self.state.borrow().next
+        self.state.borrow().writer.next()
     }
 
     /// Whether record `sequence` can be read.
     pub fn holds(&self, sequence: u64) -> bool {
-        let state = self.state.borrow();
-        let mask = state.geometry.capacity - 1;
+        let mut out = Vec::new();
         // Where the ring jumped, older records may lie in slots that were passed over; they count as gone.
-        (state.head.saturating_sub(mask).max(1)..=state.head).contains(&sequence)
-            && state.slots[(sequence & mask) as usize].0 == sequence
+        (self.reader.oldest()..=self.reader.head()).contains(&sequence)
+            && ReadOutcome::from(self.reader.read(sequence, &mut out)) == ReadOutcome::Record
     }
 
     /// Looks at the log.
@@ -127,84 +140,56 @@ impl MemoryRing {
     }
 }
 
-impl State {
-    fn put(&mut self, bytes: Vec<u8>) {
-        let at = (self.next & (self.geometry.capacity - 1)) as usize;
-        self.slots[at] = (self.next, bytes);
-        self.next += 1;
-    }
-}
-
 impl SourceRing for MemoryRing {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.reader.geometry()
     }
 
     fn incarnation(&self) -> u64 {
-        self.state.borrow().incarnation
+        self.reader.incarnation()
     }
 
     fn head(&self) -> u64 {
-        self.state.borrow().head
+        self.reader.head()
     }
 
     fn read(&mut self, sequence: u64, out: &mut Vec<u8>) -> ReadOutcome {
-        let state = self.state.borrow();
-        let mask = state.geometry.capacity - 1;
-        let oldest = state.head.saturating_sub(mask).max(1);
-        let (holds, bytes) = &state.slots[(sequence & mask) as usize];
-        match () {
-            () if sequence > state.head => ReadOutcome::NotYet,
-            () if *holds == sequence => {
-                out.extend_from_slice(bytes);
-                ReadOutcome::Record
-            }
-            () if sequence < oldest => ReadOutcome::Lapped { oldest },
-            () => {
-                let present = |next: &u64| state.slots[(next & mask) as usize].0 == *next;
-                ReadOutcome::Absent { next: (sequence + 1..=state.head).find(present).unwrap_or(state.head + 1) }
-            }
-        }
+        self.reader.read(sequence, out).into()
     }
 }
 
 impl MirrorRing for MemoryRing {
     fn next(&self) -> u64 {
-        self.state.borrow().next
+        self.state.borrow().writer.next()
     }
 
     fn write(&mut self, payload: &[u8], blob: &[u8]) -> Result<(), WriteError> {
-        let mut state = self.state.borrow_mut();
-        let (sequence, arena) = (state.next, state.geometry.has_arena());
-        let bytes = [payload, blob].concat();
+        let State { writer, log } = &mut *self.state.borrow_mut();
+        let (sequence, arena) = (writer.next(), writer.geometry().has_arena());
+        let bytes = without_place([payload, blob].concat(), arena);
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let (history, told) = (word(0), word(8));
         if bytes != record(history, sequence, arena) {
-            state.log.wrong.push(format!("record {sequence} has the bytes of {told} of history {history}"));
+            log.wrong.push(format!("record {sequence} has the bytes of {told} of history {history}"));
         }
-        if state.log.history != 0 && state.log.history != history {
-            let before = state.log.history;
-            state.log.wrong.push(format!("record {sequence} is of history {history} in a file of {before}"));
+        if log.history != 0 && log.history != history {
+            log.wrong.push(format!("record {sequence} is of history {history} in a file of {}", log.history));
         }
-        state.log.history = history;
-        state.log.records += 1;
-        state.put(bytes);
-        Ok(())
+        log.history = history;
+        log.records += 1;
+        MirrorRing::write(writer, payload, blob)
     }
 
     fn publish(&mut self) {
-        let mut state = self.state.borrow_mut();
-        state.head = state.next - 1;
+        self.state.borrow_mut().writer.publish();
     }
 
     fn skip_to(&mut self, next: u64) {
-        let mut state = self.state.borrow_mut();
-        if next <= state.next {
-            let here = state.next;
-            state.log.wrong.push(format!("a jump from {here} to {next}"));
+        let State { writer, log } = &mut *self.state.borrow_mut();
+        if next <= writer.next() {
+            log.wrong.push(format!("a jump from {} to {next}", writer.next()));
         }
-        let from = state.next;
-        state.log.gaps.push((from, next));
-        state.next = next;
+        log.gaps.push((writer.next(), next));
+        writer.skip_to(next);
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::failure;
 use crate::cli::{Exit, Outcome};
-use crate::ring::inspect::{RingStatus, inspect};
+use crate::ring::inspect::{Inspected, inspect};
 use crate::ring::liveness::Producer;
 use crate::wire::feed_meta::FeedMeta;
 use crate::wire::ring::{flag, signature};
@@ -54,11 +54,11 @@ fn producer_label(producer: Producer) -> &'static str {
     }
 }
 
-fn is_feed(status: &RingStatus) -> bool {
+fn is_feed(status: &Inspected) -> bool {
     status.header.geometry.schema_sig == signature::<FeedMeta>() && status.header.geometry.has_arena()
 }
 
-fn as_json(args: &Args, status: &RingStatus) -> Value {
+fn as_json(args: &Args, status: &Inspected) -> Value {
     let geometry = &status.header.geometry;
     let readers: Vec<Value> = status
         .readers
@@ -82,11 +82,11 @@ fn as_json(args: &Args, status: &RingStatus) -> Value {
 }
 
 /// Records between a reader and the head.
-fn lag(status: &RingStatus, cursor: u64) -> u64 {
+fn lag(status: &Inspected, cursor: u64) -> u64 {
     (status.head + 1).saturating_sub(cursor)
 }
 
-fn as_text(args: &Args, status: &RingStatus) {
+fn as_text(args: &Args, status: &Inspected) {
     let geometry = &status.header.geometry;
     println!(
         "{}: {} slots of {} bytes (payload {}), {} bytes in all",
