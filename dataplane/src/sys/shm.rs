@@ -78,7 +78,8 @@ impl ShmError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::ENOSPC) => "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger",
+        // The second is what touching pages says of a full file system.
+        Some(libc::ENOSPC | libc::EFAULT) => "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger",
         Some(libc::EACCES | libc::EPERM) => "; the file's mode and owner decide who may open it",
         _ => "",
     }
@@ -301,7 +302,9 @@ impl RingFile {
         if options.huge_pages {
             mapping.advise(libc::MADV_HUGEPAGE).map_err(|_| self.no_huge_pages(": the kernel has none"))?;
         }
-        if options.writable && mapping.len() as u64 == self.bytes {
+        let whole = options.writable && mapping.len() as u64 == self.bytes;
+        // Room reserved by the file alone is small pages: with huge ones the mapping touches it first.
+        if whole && !options.huge_pages {
             self.reserve()?;
         }
         if options.prefault || options.huge_pages {
