@@ -12,6 +12,7 @@ pub mod explain;
 pub mod feed;
 pub mod log;
 pub mod reference;
+pub mod ring;
 pub mod run;
 pub mod stat;
 pub mod store;
@@ -83,6 +84,9 @@ pub enum Command {
     /// Look at, search, verify, export and prune a store.
     #[command(subcommand)]
     Store(store::Command),
+    /// Serve, mirror, show and test shared-memory rings.
+    #[command(subcommand)]
+    Ring(ring::Command),
     /// Print a generated reference page.
     #[command(name = "__reference", hide = true)]
     Reference(reference::Args),
@@ -97,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
+        Command::Ring(command) => ring::run(command),
         Command::Store(command) => store::run(command),
         Command::Reference(args) => reference::run(args),
     };

@@ -7,11 +7,29 @@ pub mod blob;
 pub mod consumer;
 pub mod error;
 mod flow;
+pub mod follow;
+#[cfg(feature = "mirror")]
+pub mod inline;
+pub mod inspect;
 pub mod liveness;
 #[cfg(feature = "mirror")]
 pub mod mirror;
+#[cfg(feature = "mirror")]
+mod mirror_worker;
+#[cfg(feature = "mirror")]
+pub mod plan;
 pub mod producer;
+#[cfg(feature = "capture")]
+pub mod publish;
 pub mod raw;
+#[cfg(feature = "mirror")]
+mod serve_worker;
+#[cfg(feature = "mirror")]
+mod sockets;
+#[cfg(feature = "mirror")]
+pub mod stats;
+#[cfg(feature = "mirror")]
+pub mod step;
 mod view;
 pub mod wait;
 mod writer;

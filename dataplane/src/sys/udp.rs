@@ -4,7 +4,7 @@
 //! train that the kernel has put together again (`UDP_GRO`, 5.0) apart. Nothing here waits.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -56,6 +56,14 @@ impl UdpSocket {
         // A kernel without trains does not know the option.
         let segments = get_option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
         Ok(UdpSocket { fd, segments })
+    }
+
+    /// The same socket for another thread (a second descriptor of it).
+    ///
+    /// # Errors
+    /// As `fcntl(F_DUPFD)`: no descriptors left.
+    pub fn shared(&self) -> io::Result<UdpSocket> {
+        Ok(UdpSocket { fd: self.fd.try_clone()?, segments: self.segments })
     }
 
     /// Fixes the other end: datagrams go there without naming it, and the kernel drops what comes from elsewhere.
@@ -248,6 +256,21 @@ fn in_addr(address: Ipv4Addr) -> libc::in_addr {
     libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) }
 }
 
+/// The addresses of this host's interfaces, without doubles; empty where the kernel does not tell them.
+pub fn own_addresses() -> Vec<IpAddr> {
+    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
+    let mut addresses: Vec<IpAddr> = interfaces
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        })
+        .collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
 /// Control data, aligned as the kernel's header wants it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
@@ -297,6 +320,11 @@ impl ReceiveBatch {
         self.at == self.filled
     }
 
+    /// Forgets what has not been handed out.
+    pub fn clear(&mut self) {
+        self.reset();
+    }
+
     /// Readies the headers that the last call used.
     fn reset(&mut self) {
         for at in 0..self.filled {
@@ -312,28 +340,46 @@ impl ReceiveBatch {
         (self.filled, self.at, self.within) = (0, 0, 0);
     }
 
+    /// What has not been handed out of the first message that is left: where it came from, its bytes, and how long each
+    /// datagram in them is (the last may be shorter). Follow with [`ReceiveBatch::consume`].
+    #[inline]
+    pub fn front(&mut self) -> Option<(SocketAddr, &[u8], u16)> {
+        while self.at < self.filled {
+            let header = &self.headers[self.at];
+            let length = (header.msg_len as usize).min(BUFFER_BYTES);
+            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let source = if cut { None } else { read_address(&self.names[self.at]) };
+            let Some(source) = source else {
+                (self.at, self.within) = (self.at + 1, 0);
+                continue;
+            };
+            let whole = length.clamp(1, usize::from(u16::MAX));
+            let segment = segment_bytes(&header.msg_hdr).map_or(whole, |bytes| bytes.min(whole)) as u16;
+            let start = self.at * BUFFER_BYTES;
+            return Some((source, &self.bytes[start + self.within..start + length], segment));
+        }
+        None
+    }
+
+    /// So many bytes of [`ReceiveBatch::front`] are done with.
+    #[inline]
+    pub fn consume(&mut self, bytes: usize) {
+        if self.at < self.filled {
+            self.within += bytes;
+            if self.within >= self.headers[self.at].msg_len as usize {
+                (self.at, self.within) = (self.at + 1, 0);
+            }
+        }
+    }
+
     /// The next datagram: where it came from, and its bytes.
     #[inline]
     pub fn next_datagram(&mut self) -> Option<(SocketAddr, &[u8])> {
-        while self.at < self.filled {
-            let (at, from) = (self.at, self.within);
-            let header = &self.headers[at];
-            let length = (header.msg_len as usize).min(BUFFER_BYTES);
-            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let source = if cut { None } else { read_address(&self.names[at]) };
-            let segment = segment_bytes(&header.msg_hdr).unwrap_or(length).max(1);
-            let to = (from + segment).min(length);
-            if to >= length || source.is_none() {
-                (self.at, self.within) = (at + 1, 0);
-            } else {
-                self.within = to;
-            }
-            if let Some(source) = source {
-                let start = at * BUFFER_BYTES;
-                return Some((source, &self.bytes[start + from..start + to]));
-            }
-        }
-        None
+        let (source, bytes, segment) = self.front()?;
+        let length = bytes.len().min(usize::from(segment));
+        let start = self.at * BUFFER_BYTES + self.within;
+        self.consume(length);
+        Some((source, &self.bytes[start..start + length]))
     }
 }
 
