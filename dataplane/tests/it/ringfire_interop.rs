@@ -40,7 +40,7 @@ const STARTS: [(StartAt, ConsumerStartMode); 6] = [
 
 /// Either producer.
 enum Either {
-    Ours(RingProducer<Line>),
+    Ours(Box<RingProducer<Line>>),
     Theirs(ringfire::RingProducer<Line>),
 }
 
@@ -92,7 +92,7 @@ fn both_read_the_same(mut producer: Either, path: &Path, seed: u64) {
 fn fixed_rings_read_the_same() {
     for seed in 0..4 {
         let path = RingPath::new("interop-ours");
-        both_read_the_same(Either::Ours(RingProducer::create(&path, &small(16)).expect("made")), &path, seed);
+        both_read_the_same(Either::Ours(Box::new(RingProducer::create(&path, &small(16)).expect("made"))), &path, seed);
         let path = RingPath::new("interop-theirs");
         both_read_the_same(Either::Theirs(ringfire::RingProducer::create(&*path, 16).expect("made")), &path, seed);
     }
@@ -199,14 +199,14 @@ fn lossless_rings_wait_for_either_reader() {
     assert_eq!((registered.len(), registered[0].pid), (1, std::process::id()));
     let their_side = std::thread::spawn(move || {
         for expected in 1..=RECORDS {
-            let record = (0..).find_map(|_| their_reader.try_recv().or_else(|| yielded())).expect("endless");
+            let record = (0..).find_map(|_| their_reader.try_recv().or_else(yielded)).expect("endless");
             assert_eq!(record, line(expected));
         }
         their_reader.lapped_count()
     });
     let our_side = std::thread::spawn(move || {
         for expected in 1..=RECORDS {
-            let record = (0..).find_map(|_| reader.try_recv().or_else(|| yielded())).expect("endless");
+            let record = (0..).find_map(|_| reader.try_recv().or_else(yielded)).expect("endless");
             assert_eq!(record, line(expected));
         }
         reader.lapped()
