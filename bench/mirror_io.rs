@@ -18,7 +18,7 @@ use sluice::sys::uring::CoreRing;
 
 const DATAGRAM_BYTES: usize = 64 + 16;
 const ROUNDS: usize = 5;
-const SAMPLES: u64 = 20_000;
+const SAMPLES: u64 = 4_000;
 const LOCAL: [u8; 4] = [127, 0, 0, 1];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
