@@ -13,6 +13,7 @@ use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
 use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
 use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind, Through};
 use crate::ring;
+use crate::ring::publish::publisher;
 use crate::ring::stats::RingStatus;
 use crate::runtime::control::ControlServer;
 use crate::runtime::launch::{CorePlan, Launched, Pulse, launch};
@@ -89,7 +90,7 @@ impl Appliance {
         let doorbells = doorbells(config)?;
         let interfaces = look_up(config)?;
         let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
-        let mut planned = plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue), |_| None)
+        let mut planned = plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue), publisher)
             .map_err(Failure::usage)?;
         let mut workers = std::mem::take(&mut planned.workers);
         let stores = plan_stores(config, &doorbells, &mut planned, &mut workers)?;

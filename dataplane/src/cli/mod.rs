@@ -101,8 +101,8 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
-        Command::Store(command) => store::run(command),
         Command::Ring(command) => ring::run(command),
+        Command::Store(command) => store::run(command),
         Command::Reference(args) => reference::run(args),
     };
     log::flush();

@@ -9,9 +9,10 @@ use super::liveness::{Producer, Watch};
 use super::producer::Record;
 use super::view::{Front, View, entry_offset, is_dead};
 use super::wait::{Turn, Wait, Waiting};
-use crate::sync::registry::lock_mark;
+use crate::sync::registry::{self, lock_mark};
 use crate::sync::slots::{self, SlotRead};
 use crate::sys::clock::monotonic_ns;
+use crate::sys::shm::WordAt;
 use crate::wire::ring::{Geometry, LayoutError, REGISTRY_ENTRY_BYTES, Stride, padded, signature};
 
 /// The first record that a reader gets.
@@ -82,6 +83,8 @@ pub enum Received<T> {
 struct Registration {
     index: usize,
     pid: u32,
+    /// The entry's cursor.
+    cursor: WordAt,
     /// Whether the entry's bytes are locked.
     locked: bool,
 }
@@ -143,6 +146,7 @@ pub(super) struct Reader {
     pub cursor: u64,
     pub lapped: u64,
     pub skipped: u64,
+    is_sparse: bool,
     empty_polls: u32,
     registration: Option<Registration>,
     watch: Watch,
@@ -164,6 +168,7 @@ impl Reader {
         let view = open_view(path, settings, &expected)?;
         let watch = Watch::new(&view);
         let mut reader = Reader {
+            is_sparse: view.geometry.is_sparse(),
             view,
             cursor: 1,
             lapped: 0,
@@ -215,7 +220,7 @@ impl Reader {
             let locked = file.is_some_and(|file| file.lock_bytes(entry_offset(index), bytes));
             let mark = if locked { lock_mark(pid) } else { 0 };
             if entry.claim(owner, pid, mark, self.cursor, &self.settings.name) {
-                self.registration = Some(Registration { index, pid, locked });
+                self.registration = Some(Registration { index, pid, cursor: registry.cursor(index), locked });
                 return Ok(());
             }
             if let Some(file) = file.filter(|_| locked) {
@@ -230,7 +235,7 @@ impl Reader {
     }
 
     fn unregister(&mut self) {
-        let Some(Registration { index, pid, locked }) = self.registration.take() else { return };
+        let Some(Registration { index, pid, locked, .. }) = self.registration.take() else { return };
         if let Some(registry) = &self.view.registry {
             registry.entry(index).release(pid);
         }
@@ -248,16 +253,17 @@ impl Reader {
     /// Tells the producer how far this reader has come.
     #[inline(always)]
     pub fn tell(&self) {
-        if let (Some(registration), Some(registry)) = (&self.registration, &self.view.registry) {
-            registry.entry(registration.index).advance(self.cursor);
+        if let Some(registration) = &self.registration {
+            registry::advance(&*registration.cursor, self.cursor);
         }
     }
 
     /// The slot at the cursor was something else; whether the cursor moved on, so that another try is worth it.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     pub fn missed(&mut self, miss: Miss) -> bool {
         match miss {
-            Miss::Older if !self.view.geometry.is_sparse() => false,
+            Miss::Older if !self.is_sparse => false,
             Miss::Older => {
                 self.empty_polls = self.empty_polls.wrapping_add(1);
                 self.empty_polls.is_multiple_of(POLLS_PER_SEARCH) && self.pass_hole()
@@ -338,8 +344,7 @@ impl Reader {
     /// Whether something was published that this reader has not passed.
     fn has_more(&self) -> bool {
         let sequence = slots::sequence(self.view.slot(self.cursor));
-        sequence != slots::BUSY && sequence >= self.cursor
-            || self.view.geometry.is_sparse() && self.view.head() >= self.cursor
+        sequence != slots::BUSY && sequence >= self.cursor || self.is_sparse && self.view.head() >= self.cursor
     }
 
     /// Goes to the new ring, unless that is still being made.
@@ -356,6 +361,7 @@ impl Reader {
         let view = open_view(&self.path, &self.settings, &self.expected)?;
         self.unregister();
         self.watch = Watch::new(&view);
+        self.is_sparse = view.geometry.is_sparse();
         self.view = view;
         self.begin(StartAt::Oldest)?;
         Ok(self.view.incarnation)
@@ -447,27 +453,20 @@ impl<T: Record> RingConsumer<T> {
     fn take(&mut self) -> Option<T> {
         loop {
             let cursor = self.reader.cursor;
-            match slots::read(self.reader.view.slot(cursor), cursor) {
+            // The cold path returns no record: one that came by memory would cost the fast path its registers.
+            let miss = match slots::read(self.reader.view.slot(cursor), cursor) {
                 SlotRead::Record(record) => {
                     self.reader.pass();
                     return Some(record);
                 }
-                read => {
-                    if !self.retry(read) {
-                        return None;
-                    }
-                }
+                SlotRead::Older if !self.reader.is_sparse => return None,
+                SlotRead::Older => Miss::Older,
+                SlotRead::Busy => Miss::Busy,
+                SlotRead::Newer(seen) => Miss::Newer(seen),
+            };
+            if !self.reader.missed(miss) {
+                return None;
             }
-        }
-    }
-
-    #[inline]
-    fn retry(&mut self, read: SlotRead<T>) -> bool {
-        match read {
-            SlotRead::Record(_) => true,
-            SlotRead::Older => self.reader.missed(Miss::Older),
-            SlotRead::Busy => self.reader.missed(Miss::Busy),
-            SlotRead::Newer(seen) => self.reader.missed(Miss::Newer(seen)),
         }
     }
 

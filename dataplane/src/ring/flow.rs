@@ -124,3 +124,75 @@ impl Flow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::RingSettings;
+    use crate::ring::writer::Writer;
+    use crate::sync::registry::lock_mark;
+    use std::path::PathBuf;
+
+    /// A lossless ring's writer on a file, removed at the end.
+    fn ring(name: &str) -> Writer {
+        let path = PathBuf::from(format!("/dev/shm/sluice-flow-{name}-{}", std::process::id()));
+        let settings = RingSettings { capacity: 8, lossless: true, readers_max: Some(3), ..RingSettings::default() };
+        let shape = settings.shape::<u64>(None).expect("sound");
+        settings.create(&path, &shape).expect("made").writer
+    }
+
+    fn claim(writer: &Writer, index: usize, pid: u32, mark: u64) {
+        assert!(writer.registry().expect("lossless").entry(index).claim(0, pid, mark, 1, "reader"));
+    }
+
+    #[test]
+    fn the_dead_are_freed_even_if_their_number_lives() {
+        let writer = ring("dead");
+        let file = writer.file.as_ref();
+        let own = std::process::id();
+        let mut flow = Flow::new(writer.registry().expect("lossless"), 8, None);
+        // Holds no lock although it says so: dead, whoever has its number now.
+        claim(&writer, 0, own, lock_mark(own));
+        // A peer's reader whose number belongs to a living process (this one).
+        claim(&writer, 1, own, 0);
+        // No such process: numbers end at 2^22.
+        claim(&writer, 2, 1 << 23, 0);
+        assert!(flow.refresh(8) && !flow.refresh(9));
+        assert_eq!(flow.prune(file, false), 2);
+        assert_eq!(flow.prune(file, true), 0, "it was there before it was seen");
+        // As if it had been seen before this process began: the number is another process's now.
+        flow.owners[1].1 = 1;
+        assert_eq!(flow.prune(file, true), 1);
+        assert!(flow.refresh(9));
+        assert_eq!((flow.slowest(), flow.pruned), (None, 3));
+    }
+
+    #[test]
+    fn a_reader_that_holds_its_lock_lives() {
+        let writer = ring("lives");
+        let path = writer.file.as_ref().expect("on a file").path().to_path_buf();
+        let reader = RingFile::open(&path, true).expect("there");
+        assert!(reader.lock_bytes(super::super::view::entry_offset(1), 64));
+        // The number is of no process here: a reader in another PID namespace.
+        claim(&writer, 1, 1 << 23, lock_mark(1 << 23));
+        let mut flow = Flow::new(writer.registry().expect("lossless"), 8, None);
+        assert_eq!(flow.prune(writer.file.as_ref(), true), 0);
+        drop(reader);
+        assert_eq!(flow.prune(writer.file.as_ref(), true), 1);
+    }
+
+    #[test]
+    fn the_limit_is_the_slowest_s_and_half_a_lap() {
+        let writer = ring("limit");
+        let registry = writer.registry().expect("lossless");
+        let mut flow = Flow::new(writer.registry().expect("lossless"), 8, None);
+        assert!(flow.refresh(1));
+        assert_eq!(flow.limit, 5, "a new reader is seen after half a lap");
+        assert!(registry.entry(0).claim(0, 1, 0, 3, "") && registry.entry(2).claim(0, 1, 0, 2, ""));
+        assert!(flow.refresh(9));
+        assert_eq!(flow.limit, 10);
+        assert!(!flow.refresh(10));
+        registry.entry(2).advance(u64::MAX);
+        assert!(flow.refresh(10) && !flow.refresh(11));
+    }
+}

@@ -7,8 +7,10 @@ pub mod blob;
 pub mod consumer;
 pub mod error;
 mod flow;
+pub mod follow;
 #[cfg(feature = "mirror")]
 pub mod inline;
+pub mod inspect;
 pub mod liveness;
 #[cfg(feature = "mirror")]
 pub mod mirror;
@@ -17,6 +19,8 @@ mod mirror_worker;
 #[cfg(feature = "mirror")]
 pub mod plan;
 pub mod producer;
+#[cfg(feature = "capture")]
+pub mod publish;
 pub mod raw;
 #[cfg(feature = "mirror")]
 mod serve_worker;

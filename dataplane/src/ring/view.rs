@@ -8,7 +8,7 @@ use crate::sync::registry::{self, Entry};
 use crate::sync::word::{Load, Ordering};
 use crate::sys::futex;
 use crate::sys::shm::{
-    HalfAt, Halves, MapOptions, Mapping, ReadWord, ReadWordAt, ReadWords, RingFile, Words, process_exists,
+    HalfAt, Halves, MapOptions, Mapping, ReadWord, ReadWordAt, ReadWords, RingFile, WordAt, Words, process_exists,
 };
 use crate::wire::ring::{
     ARENA_HEADER_BYTES, Arena, Geometry, HEADER_BYTES, Header, LayoutError, REGISTRY_ENTRY_BYTES, offset, oldest,
@@ -75,6 +75,7 @@ pub(super) struct GateView {
 #[derive(Debug)]
 pub(super) struct Registry {
     pub count: usize,
+    mapping: Mapping,
     words: Words,
     halves: Halves,
 }
@@ -86,6 +87,7 @@ impl Registry {
         let words = count * registry::ENTRY_WORDS;
         (count > 0).then(|| Registry {
             count,
+            mapping: mapping.clone(),
             words: mapping.words(HEADER_BYTES, words),
             halves: mapping.halves(HEADER_BYTES, words * 2),
         })
@@ -97,6 +99,11 @@ impl Registry {
         let words = &self.words[index * registry::ENTRY_WORDS..][..registry::ENTRY_WORDS];
         let halves = &self.halves[index * registry::ENTRY_WORDS * 2..][..2];
         Entry { pid: &halves[0], active: &halves[1], cursor: &words[1], mark: &words[2], name: &words[3..7] }
+    }
+
+    /// The cursor of one entry, for its reader.
+    pub fn cursor(&self, index: usize) -> WordAt {
+        self.mapping.word(entry_offset(index) as usize + 8)
     }
 
     /// All entries.

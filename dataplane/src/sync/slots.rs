@@ -132,19 +132,22 @@ pub fn copy_out<W: Load, T>(words: &[W]) -> Copied<T> {
     Copied(out)
 }
 
-/// Writes `bytes` over the first words, a last part of a word filled up with zeros; what does not fit is not written.
+/// Writes `bytes` over the first words, a last part of a word filled up with zeros.
+///
+/// # Panics
+/// If the words are fewer than the bytes.
 #[inline(always)]
 pub fn copy_in<W: Word>(words: &[W], bytes: &[u8]) {
+    // One look at the length; of a record's constant size the compiler then unrolls the rest.
+    let words = &words[..bytes.len().div_ceil(WORD_BYTES)];
     let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
     for (word, bytes) in words.iter().zip(whole) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
-    if !rest.is_empty()
-        && let Some(word) = words.get(whole.len())
-    {
+    if !rest.is_empty() {
         let mut last = [0; WORD_BYTES];
         last[..rest.len()].copy_from_slice(rest);
-        word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
+        words[whole.len()].store(u64::from_ne_bytes(last), Ordering::Relaxed);
     }
 }
 

@@ -612,3 +612,90 @@ fn a_copy_is_adopted_only_if_it_is_the_same_ring() {
     assert_eq!(reader.path_now(), Some(sluice::sys::shm::PathNow::Replaced));
     assert_eq!(RawWriter::resume_point(&path).map(|resume| (resume.next, resume.incarnation)), Some((1, 78)));
 }
+
+/// Three kinds of ring, as their files hold them.
+fn ring_files() -> Vec<Vec<u8>> {
+    let (fixed, lossless, blobs) = (RingPath::new("bytes"), RingPath::new("bytes"), RingPath::new("bytes"));
+    let mut producer = RingProducer::<[u64; 2]>::create(&fixed, &small(8)).expect("made");
+    (1..=11).for_each(|word| assert_eq!(producer.push(&[word; 2]), word));
+    let settings = RingSettings { lossless: true, readers_max: Some(2), ..small(4) };
+    let mut waiting = RingProducer::<[u64; 2]>::create(&lossless, &settings).expect("made");
+    waiting.push(&[1; 2]);
+    let settings = RingSettings { readers_max: Some(1), ..small(8) };
+    let mut blob = BlobProducer::<[u8; 12]>::create(&blobs, &settings, 512).expect("made");
+    (1..=11).for_each(|byte| assert_eq!(blob.push(&[byte; 12], 0, &[byte; 70]).expect("short"), u64::from(byte)));
+    [&fixed, &lossless, &blobs].map(|path| std::fs::read(&**path).expect("there")).into()
+}
+
+/// Everything that reads a ring, on a damaged one: bounded work, no panic.
+fn read_through(path: &Path) -> usize {
+    const READS: u64 = 200;
+    let mut read = 0;
+    if let Ok(mut reader) = RawReader::open(path, true) {
+        let (first, mut out) = (reader.oldest(), Vec::new());
+        for sequence in first..first.saturating_add(READS) {
+            read += usize::from(reader.read(sequence, &mut out) == RawRead::Record);
+        }
+        if reader.announce(reader.head() + 1).is_some() {
+            reader.withdraw();
+        }
+        reader.producer(0);
+    }
+    if let Ok(mut reader) = RingConsumer::<[u64; 2]>::open(path, StartAt::Oldest, &settings()) {
+        read += (0..READS).filter_map(|_| reader.try_recv()).count() + reader.recv_batch(&mut [[0; 2]; 64]);
+        reader.seek(StartAt::Latest);
+        let _ = (reader.lag(), reader.try_recv());
+    }
+    if let Ok(mut reader) = BlobConsumer::<[u8; 12]>::open(path, StartAt::Oldest, &settings()) {
+        let mut out = Vec::new();
+        read += (0..READS).filter_map(|_| reader.try_recv(&mut out)).count();
+        let _ = reader.view(|view| view.byte(view.len()));
+        assert!(out.len() <= 1 << 16, "no blob is longer than its arena");
+    }
+    if let Some(resume) = RawWriter::resume_point(path)
+        && let Ok(Some(mut writer)) = RawWriter::adopt(path, &resume.geometry, &RawSettings::default())
+    {
+        let _ = writer.write(&vec![1; resume.geometry.payload_bytes()], &[2; 100]);
+        writer.publish();
+    }
+    read
+}
+
+/// The same as the fuzz target `ring`, with seeds: header, slots and descriptors damaged in every way.
+#[test]
+fn damaged_rings_cost_bounded_work() {
+    use rand::{RngExt, SeedableRng};
+    let values = [0, 1, 7, 8, 16, 63, 64, 128, 1 << 31, 1 << 32, 1 << 62, 1 << 63, u64::MAX - 1, u64::MAX];
+    let path = RingPath::new("damaged");
+    let mut read = 0;
+    for (kind, file) in ring_files().into_iter().enumerate() {
+        std::fs::write(&*path, &file).expect("room");
+        assert!(read_through(&path) > 0, "kind {kind} is whole");
+        for seed in 0..1_500 {
+            let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(seed);
+            let mut bytes = file.clone();
+            for _ in 0..random.random_range(1..4) {
+                let limit = if random.random() { 128 } else { bytes.len() };
+                let at = random.random_range(0..limit / 4) * 4;
+                let value = match random.random_range(0..3) {
+                    0 => values[random.random_range(0..values.len())],
+                    1 => random.random_range(0..2_000),
+                    _ => random.random(),
+                };
+                let width = if random.random() { 4 } else { 8 };
+                for (byte, value) in bytes[at..].iter_mut().zip(value.to_le_bytes()).take(width) {
+                    *byte = value;
+                }
+            }
+            if random.random_range(0..8) == 0 {
+                bytes.truncate(random.random_range(0..bytes.len()));
+            }
+            // A new file: a shorter one under a mapping would be a signal.
+            std::fs::remove_file(&*path).expect("there");
+            std::fs::write(&*path, &bytes).expect("room");
+            let found = std::panic::catch_unwind(|| read_through(&path));
+            read += found.unwrap_or_else(|_| panic!("kind {kind}, seed {seed}"));
+        }
+    }
+    assert!(read > 10_000, "{read} records were read");
+}

@@ -1,7 +1,10 @@
-//! Seeded simulations: the arbiter and the store under stalls, skew, dead sides, torn and failed writes.
+//! Seeded simulations: the arbiter and the store under stalls, skew, dead sides, torn and failed writes; the ring and its
+//! mirrors over a bad network.
 #[path = "../common/mod.rs"]
 mod common;
 
 mod arbiter;
 mod day;
+mod ring;
+mod ring_world;
 mod store;

@@ -227,13 +227,24 @@ impl Loss {
         }
         while let Some((&first, held)) = self.held.last_key_value() {
             if first <= last || held.authoritative {
-                return;
+                break;
             }
             let held = self.remove(first);
             self.dropped += 1;
             self.frontier = self.frontier.min(first);
             self.recycle(held.bytes);
         }
+        self.forget_asked_beyond();
+    }
+
+    /// What was asked for because of an announcement that was taken back is not asked for again.
+    fn forget_asked_beyond(&mut self) {
+        let held_last = self.held.last_key_value().map_or(0, |(&first, _)| first);
+        let horizon = self.announced.max(held_last);
+        self.outstanding.retain_mut(|asked| {
+            asked.last = asked.last.min(horizon);
+            asked.first <= horizon
+        });
     }
 
     /// The stream said that `last` was sent some time ago; unlike [`Loss::announced`] it may be old news.

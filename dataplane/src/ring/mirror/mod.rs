@@ -174,3 +174,26 @@ pub enum CloseReason {
     #[error("the source is silent")]
     SourceSilent,
 }
+
+/// A bug that the simulator plants, to see that it is caught. Looked at on cold paths only.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fault {
+    /// None: what everything but the simulator uses.
+    #[default]
+    None,
+    /// A mirror jumps to a datagram that came early instead of holding it back.
+    EarlyIsGap,
+    /// A mirror resumes whatever history the source has.
+    SpliceHistories,
+    /// A mirror that is told of a gap forgets what it held before its end.
+    GapDropsHeld,
+    /// A mirror writes a frame that overlaps the next sequence from its first record on.
+    OverlapFromStart,
+    /// A source that gets a new ring keeps its sessions.
+    KeepSessions,
+    /// A source answers all but the last record of a NAK.
+    AnswerShort,
+    /// A mirror takes datagrams whatever their trailer says.
+    TakesForged,
+}

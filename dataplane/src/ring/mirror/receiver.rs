@@ -7,7 +7,7 @@ use super::auth::{
     source_proof_holds,
 };
 use super::loss::{Hold, Loss, LossSettings};
-use super::{CloseReason, Datagrams, Destination, MirrorRing, SendOutcome, StreamPoll};
+use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome, StreamPoll};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
@@ -74,6 +74,9 @@ pub struct MirrorSettings {
     pub silent_datagrams_ns: i64,
     /// The same while a stream delivers (heartbeats come each 200 ms).
     pub silent_stream_ns: i64,
+    /// A planted bug.
+    #[doc(hidden)]
+    pub fault: Fault,
 }
 
 impl Default for MirrorSettings {
@@ -91,6 +94,7 @@ impl Default for MirrorSettings {
             handshake_ns_max: 5 * NANOS_PER_SECOND,
             silent_datagrams_ns: 250 * NANOS_PER_MILLI,
             silent_stream_ns: NANOS_PER_SECOND,
+            fault: Fault::None,
         }
     }
 }
@@ -223,6 +227,8 @@ pub struct ReceiverCounters {
     /// Datagrams that came early and were held back.
     pub held: u64,
     /// Datagrams that came early and were not: no room, or too far ahead.
+    pub held_refused: u64,
+    /// Datagrams that were held back and given up: for one that is nearer, or because they cannot be true.
     pub held_dropped: u64,
     /// Datagrams that contradicted one held back: both were dropped and the records asked for.
     pub held_conflicts: u64,
@@ -487,7 +493,7 @@ impl<H: MirrorHost> Receiver<H> {
     /// Sends PUNCH when it is due (unicast); says how many datagrams were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams) -> usize {
         let Some(Transport::Unicast(to)) = self.session.transport else { return 0 };
-        if self.punch_due_ns(now).is_none_or(|due| due > now) {
+        if self.punch_due_ns().is_none_or(|due| due > now) {
             return 0;
         }
         let header = Header::bare(kind::PUNCH, self.session.session, self.session.token);
@@ -512,10 +518,7 @@ impl<H: MirrorHost> Receiver<H> {
             _ if !session.outbox.is_empty() => Some(i64::MIN),
             Phase::Live => {
                 let heard_ns = session.heard_ns.unwrap_or(session.connected_ns);
-                // Punching is judged at the time of the last sign of life: after it, silence only makes it come sooner.
-                let punch = self.punch_due_ns(heard_ns);
-                let unheard = session.punched_ns.is_some().then(|| heard_ns + UNHEARD_NS + PUNCH_NS);
-                [Some(heard_ns + DEAD_NS), self.loss.deadline(), punch, unheard].into_iter().flatten().min()
+                [Some(heard_ns + DEAD_NS), self.loss.deadline(), self.punch_due_ns()].into_iter().flatten().min()
             }
             _ => Some(session.connected_ns + self.settings.handshake_ns_max),
         }
@@ -592,12 +595,12 @@ impl<H: MirrorHost> Receiver<H> {
         now - self.session.heard_ns.unwrap_or(self.session.connected_ns)
     }
 
-    /// When the next PUNCH is due, seen from `now`.
-    fn punch_due_ns(&self, now: i64) -> Option<i64> {
+    /// When the next PUNCH is due.
+    fn punch_due_ns(&self) -> Option<i64> {
         let Some(Transport::Unicast(_)) = self.session.transport else { return None };
         let Some(punched_ns) = self.session.punched_ns else { return Some(i64::MIN) };
-        let heard = self.session.datagram_ns.is_some_and(|heard_ns| now - heard_ns < UNHEARD_NS);
-        Some(punched_ns + if heard { PUNCH_KEEPALIVE_NS } else { PUNCH_NS })
+        let unheard_ns = self.session.datagram_ns.map_or(i64::MIN, |heard_ns| heard_ns + UNHEARD_NS);
+        Some((punched_ns + PUNCH_NS).max(unheard_ns).min(punched_ns + PUNCH_KEEPALIVE_NS))
     }
 
     /// What a frame of this kind may be long: memory is never taken for more.
@@ -692,12 +695,14 @@ impl<H: MirrorHost> Receiver<H> {
     fn begin(&mut self, now: i64) -> Result<(), CloseReason> {
         let greeting = self.session.greeting.expect("begins after GEOMETRY");
         let Greeting { geometry, first, .. } = greeting;
-        let incarnation = self.session.ext.map_or(0, |ext| ext.incarnation);
         self.choose_transport()?;
+        let incarnation = self.session.ext.map_or(0, |ext| ext.incarnation);
+        let same_history = |point: &ResumePoint| {
+            let same = incarnation != 0 && incarnation == point.incarnation;
+            same || self.settings.fault == Fault::SpliceHistories
+        };
         match self.session.resume {
-            Some(point)
-                if incarnation != 0 && incarnation == point.incarnation && same_layout(&point.geometry, &geometry) =>
-            {
+            Some(point) if same_history(&point) && same_layout(&point.geometry, &geometry) => {
                 self.adopt(&geometry, &point, incarnation)?;
                 self.skip_to(first);
                 self.counters.resumed += 1;
@@ -846,7 +851,7 @@ impl<H: MirrorHost> Receiver<H> {
     fn write(&mut self, records: Records<'_>, first: u64) {
         let Some(ring) = self.ring.as_mut() else { return };
         let next = ring.next();
-        let mut sequence = first;
+        let mut sequence = if self.settings.fault == Fault::OverlapFromStart { first.max(next) } else { first };
         let mut bytes = 0;
         let mut written = 0;
         for (slot, blob) in records {
@@ -890,8 +895,13 @@ impl<H: MirrorHost> Receiver<H> {
         // So far ahead the source retains nothing of the hole any more: it will say so when asked.
         if !authoritative && first - next > self.geometry.capacity {
             self.loss.announced_at_least(end - 1);
-            self.counters.held_dropped += 1;
+            self.counters.held_refused += 1;
             return false;
+        }
+        if self.settings.fault == Fault::EarlyIsGap {
+            self.skip_to(first);
+            self.write(records, first);
+            return true;
         }
         match self.loss.hold(first, header.count, payload, authoritative, now) {
             Hold::Held => self.counters.held += 1,
@@ -899,7 +909,7 @@ impl<H: MirrorHost> Receiver<H> {
             Hold::Conflict => self.counters.held_conflicts += 1,
             Hold::NoRoom => {
                 self.loss.announced_at_least(end - 1);
-                self.counters.held_dropped += 1;
+                self.counters.held_refused += 1;
             }
         }
         false
@@ -925,6 +935,7 @@ impl<H: MirrorHost> Receiver<H> {
     fn pass_gap(&mut self, to: u64, now: i64) {
         while let Some(held) = self.loss.first_held()
             && held < to
+            && self.settings.fault != Fault::GapDropsHeld
         {
             self.skip_to(held);
             self.drain(false, now);
@@ -936,6 +947,7 @@ impl<H: MirrorHost> Receiver<H> {
     /// Writes NAKs that are due.
     fn ask(&mut self, now: i64) {
         let next = self.next();
+        self.counters.held_dropped = self.loss.dropped();
         if self.session.phase != Phase::Live || self.loss.is_quiet(next) {
             return;
         }
@@ -983,6 +995,7 @@ impl<H: MirrorHost> Receiver<H> {
         let frame = match self.session.opener.as_mut().map(|opener| opener.open(bytes)) {
             None => bytes,
             Some(Ok(frame)) => frame,
+            Some(Err(_)) if self.settings.fault == Fault::TakesForged => bytes,
             Some(Err(error)) => {
                 match error {
                     TrailerError::Replayed => self.counters.replayed += 1,

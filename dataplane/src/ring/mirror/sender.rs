@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use super::auth::{Opener, PresharedKey, Random, SessionKeys, TagKey, Transcript, mirror_proof_holds, source_proof};
 use super::live::{LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
 use super::loss::NAKS_MAX;
-use super::{CloseReason, Datagrams, ReadOutcome, SourceRing, StreamPoll, head_of};
+use super::{CloseReason, Datagrams, Fault, ReadOutcome, SourceRing, StreamPoll, head_of};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, NAK_RECORDS_MAX, Nak, PROOF_BYTES, Proof,
@@ -70,6 +70,9 @@ pub struct ServeSettings {
     pub nak_bytes_per_second: u64,
     /// PUNCH datagrams looked at per second, over all sessions.
     pub punches_per_second: u32,
+    /// A planted bug.
+    #[doc(hidden)]
+    pub fault: Fault,
 }
 
 impl Default for ServeSettings {
@@ -91,6 +94,7 @@ impl Default for ServeSettings {
             handshake_ns_max: 5 * NANOS_PER_SECOND,
             nak_bytes_per_second: 128 << 20,
             punches_per_second: 10_000,
+            fault: Fault::None,
         }
     }
 }
@@ -332,7 +336,9 @@ impl<R: SourceRing> Sender<R> {
     pub fn attach(&mut self, ring: R, now: i64) {
         self.counters.restarts += u64::from(self.ring.is_some());
         for at in 0..self.slots.len() {
-            if self.slots[at].as_ref().is_some_and(|session| session.phase != Phase::Hello) {
+            if self.settings.fault != Fault::KeepSessions
+                && self.slots[at].as_ref().is_some_and(|session| session.phase != Phase::Hello)
+            {
                 self.finish(at, CloseReason::SourceReplaced);
             }
         }
@@ -1015,6 +1021,7 @@ fn answer<R: SourceRing>(
         && steps < JUMPS_MAX
     {
         steps += 1;
+        let frame = out.len();
         let oldest = ring.oldest().min(SEQUENCE_END - 1);
         let filled = if first < oldest {
             Filled { records: 0, jump: Some(oldest) }
@@ -1022,7 +1029,14 @@ fn answer<R: SourceRing>(
             fill(ring, out, first, batch.min(last - first + 1), STREAM_FRAME_BYTES)
         };
         counters.repaired_records += filled.records;
+        let short = settings.fault == Fault::AnswerShort && first + filled.records > last;
         let mut next = first + filled.records;
+        if short && filled.records > 0 {
+            // Without its last record the frame is another one: it is taken back.
+            let header = Header::decode(&out[frame..]).expect("just written");
+            out.truncate(frame);
+            fill(ring, out, first, u64::from(header.count) - 1, STREAM_FRAME_BYTES);
+        }
         if let Some(to) = filled.jump {
             counters.gaps += 1;
             out.extend_from_slice(&Header::bare(kind::GAP, 0, to).encode());
