@@ -17,7 +17,7 @@ use super::sockets::Outlets;
 use super::stats::{ServeBooks, ServeState};
 use super::step::StepError;
 use crate::runtime::worker::{Turn, Worker};
-use crate::sys::udp::{ReceiveBatch, UdpSocket};
+use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
 use crate::sys::{clock, tcp};
 use crate::units::NANOS_PER_MILLI;
 
@@ -276,6 +276,8 @@ impl ServeWorker {
         );
         self.state.producer_alive = ring.producer(turn.now) == Producer::Alive;
         (self.state.attached, self.missing_told) = (true, false);
+        // A producer's own sender stays with its ring; this one's datagrams are sent here until it is taken out as well.
+        self.inline = None;
         self.sender.attach(ring, turn.now);
     }
 
@@ -441,7 +443,7 @@ impl ServeWorker {
         }
         let mut taken = 0;
         while taken < DATAGRAMS_PER_TURN {
-            if batch.is_empty() && !matches!(socket.receive(batch), Ok(1..)) {
+            if batch.is_empty() && !matches!(socket.receive(batch, CALL_MESSAGES), Ok(1..)) {
                 self.punch_waits = false;
                 break;
             }
@@ -525,6 +527,8 @@ impl Worker for ServeWorker {
         };
         work += self.poll_streams(turn);
         work += self.take_punches(turn);
+        // A full socket empties within microseconds: that is no time to sleep.
+        work += usize::from(self.sender.is_datagram_blocked());
         if turn.now >= self.look_at {
             self.look(turn);
         }
