@@ -123,6 +123,8 @@ pub(super) struct ServeWorker {
     file_look_at: i64,
     sessions_look_at: i64,
     stopping: Option<i64>,
+    /// The last turn found nothing to send.
+    idle: bool,
     now: i64,
 }
 
@@ -155,6 +157,7 @@ impl ServeWorker {
             file_look_at: 0,
             sessions_look_at: 0,
             stopping: None,
+            idle: false,
             now: 0,
         }
     }
@@ -532,6 +535,7 @@ impl Worker for ServeWorker {
         if turn.now >= self.look_at {
             self.look(turn);
         }
+        self.idle = work == 0;
         work
     }
 
@@ -551,7 +555,8 @@ impl Worker for ServeWorker {
 
     /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
     fn before_sleep(&mut self, turn: &mut Turn<'_>) {
-        if !self.futex_known || self.announced {
+        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
+        if !self.futex_known || self.announced || self.state.connections == 0 {
             return;
         }
         let Some(ring) = self.sender.ring() else { return };
@@ -570,14 +575,17 @@ impl Worker for ServeWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        // Nothing else wakes the core for a record: it looks by time.
-        let by_time = if self.announced && self.futex_armed { self.file_look_at } else { self.look_at };
+        // Where nothing else wakes the core for a record it looks by time.
+        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let by_time = if woken { self.file_look_at } else { self.look_at };
         let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
         Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))
     }
 
     fn stop(&mut self, turn: &mut Turn<'_>) {
         self.stopping = Some(turn.now);
+        self.idle = false;
+        self.state.head = self.sender.ring().map_or(0, RawReader::head);
         // The request holds the listener open.
         let _ = turn.ring.cancel(turn.user_data(ACCEPT), turn.user_data(CANCEL));
         self.listener = None;
@@ -587,7 +595,7 @@ impl Worker for ServeWorker {
         let Some(since) = self.stopping else { return false };
         let sending = self.connections.iter().flatten().any(|connection| connection.sending);
         let behind = self.sender.sessions().any(|session| session.next <= self.state.head && session.next > 0);
-        (!sending && !behind) || self.now - since > DRAIN_NS
+        (self.idle && !sending && !behind) || self.now - since > DRAIN_NS
     }
 
     fn finish(&mut self) {
