@@ -468,6 +468,21 @@ fn an_inline_producer_sends_its_own_datagrams() {
     }
 }
 
+/// TCP over IPv6, and a source by its name.
+#[test]
+fn a_source_has_any_address_or_a_name() {
+    let ring = Shm::new("source");
+    let mut source = Source::create(&ring, CAPACITY, 19);
+    source.push(100, 0);
+    let port = tcp_address().rsplit(':').next().expect("a port").to_string();
+    let _served = serve(&ring, &format!("[::]:{port}"), &[]);
+    for from in [format!("[::1]:{port}"), format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
+        let copy = Shm::new("copy");
+        let _mirrored = mirror(&from, &copy, "oldest", &[]);
+        Checker::attach(&copy, 19).whole_until(100);
+    }
+}
+
 /// Blobs of every length, those that no datagram carries among them; lengths, flags and bytes are the source's.
 #[test]
 fn blobs_are_copied_in_every_transport() {
