@@ -19,7 +19,7 @@ use super::sockets::{Outlets, Resolver};
 use super::stats::{MirrorBooks, MirrorState};
 use crate::runtime::worker::{Turn, Worker};
 use crate::sys::tcp;
-use crate::sys::udp::{ReceiveBatch, UdpSocket};
+use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::ring::Geometry;
 
@@ -383,10 +383,13 @@ impl MirrorWorker {
     fn take_datagrams(&mut self, turn: &mut Turn<'_>) -> usize {
         let Some(socket) = self.group.as_ref().or(self.outlets.unicast.as_ref()) else { return 0 };
         let mut taken = 0;
+        let mut call = 1;
         while taken < DATAGRAMS_PER_STEP {
-            if self.batch.is_empty() && !matches!(socket.receive(&mut self.batch), Ok(1..)) {
+            // A single record is not kept waiting while the kernel looks for a second; what has piled up comes together.
+            if self.batch.is_empty() && !matches!(socket.receive(&mut self.batch, call), Ok(1..)) {
                 break;
             }
+            call = CALL_MESSAGES;
             while let Some((from, bytes, segment)) = self.batch.front() {
                 let room = (DATAGRAMS_PER_STEP - taken) * usize::from(segment);
                 let part = &bytes[..bytes.len().min(room)];

@@ -20,6 +20,9 @@ use crate::sys::{random, udp};
 /// Longest key file: a key is read whole, and nothing that long is a key.
 const KEY_FILE_BYTES_MAX: u64 = 1_024;
 
+/// Sessions that are shown without a new allocation on the serve's core.
+const SESSIONS_SHOWN: usize = 64;
+
 /// The ring job, planned.
 #[derive(Default)]
 pub struct RingPlan {
@@ -71,7 +74,7 @@ pub(super) fn serve_worker(serve: &config::Serve, once: bool) -> Result<(ServeWo
     let key = serve.key_file.as_deref().map(read_key).transpose().map_err(|what| format!("{name}: {what}"))?;
     let (state, state_reader) = counters();
     let (machine, machine_reader) = counters();
-    let sessions = Arc::new(Mutex::new(Vec::new()));
+    let sessions = Arc::new(Mutex::new(Vec::with_capacity(SESSIONS_SHOWN)));
     let address = Arc::new(OnceLock::new());
     let view = ServeView {
         name: serve.name.clone(),

@@ -17,7 +17,7 @@ use super::sockets::Outlets;
 use super::stats::{ServeBooks, ServeState};
 use super::step::StepError;
 use crate::runtime::worker::{Turn, Worker};
-use crate::sys::udp::{ReceiveBatch, UdpSocket};
+use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
 use crate::sys::{clock, tcp};
 use crate::units::NANOS_PER_MILLI;
 
@@ -123,6 +123,8 @@ pub(super) struct ServeWorker {
     file_look_at: i64,
     sessions_look_at: i64,
     stopping: Option<i64>,
+    /// The last turn found nothing to send.
+    idle: bool,
     now: i64,
 }
 
@@ -155,6 +157,7 @@ impl ServeWorker {
             file_look_at: 0,
             sessions_look_at: 0,
             stopping: None,
+            idle: false,
             now: 0,
         }
     }
@@ -276,6 +279,8 @@ impl ServeWorker {
         );
         self.state.producer_alive = ring.producer(turn.now) == Producer::Alive;
         (self.state.attached, self.missing_told) = (true, false);
+        // A producer's own sender stays with its ring; this one's datagrams are sent here until it is taken out as well.
+        self.inline = None;
         self.sender.attach(ring, turn.now);
     }
 
@@ -441,7 +446,7 @@ impl ServeWorker {
         }
         let mut taken = 0;
         while taken < DATAGRAMS_PER_TURN {
-            if batch.is_empty() && !matches!(socket.receive(batch), Ok(1..)) {
+            if batch.is_empty() && !matches!(socket.receive(batch, CALL_MESSAGES), Ok(1..)) {
                 self.punch_waits = false;
                 break;
             }
@@ -525,9 +530,12 @@ impl Worker for ServeWorker {
         };
         work += self.poll_streams(turn);
         work += self.take_punches(turn);
+        // A full socket empties within microseconds: that is no time to sleep.
+        work += usize::from(self.sender.is_datagram_blocked());
         if turn.now >= self.look_at {
             self.look(turn);
         }
+        self.idle = work == 0;
         work
     }
 
@@ -547,7 +555,8 @@ impl Worker for ServeWorker {
 
     /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
     fn before_sleep(&mut self, turn: &mut Turn<'_>) {
-        if !self.futex_known || self.announced {
+        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
+        if !self.futex_known || self.announced || self.state.connections == 0 {
             return;
         }
         let Some(ring) = self.sender.ring() else { return };
@@ -566,14 +575,17 @@ impl Worker for ServeWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        // Nothing else wakes the core for a record: it looks by time.
-        let by_time = if self.announced && self.futex_armed { self.file_look_at } else { self.look_at };
+        // Where nothing else wakes the core for a record it looks by time.
+        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let by_time = if woken { self.file_look_at } else { self.look_at };
         let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
         Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))
     }
 
     fn stop(&mut self, turn: &mut Turn<'_>) {
         self.stopping = Some(turn.now);
+        self.idle = false;
+        self.state.head = self.sender.ring().map_or(0, RawReader::head);
         // The request holds the listener open.
         let _ = turn.ring.cancel(turn.user_data(ACCEPT), turn.user_data(CANCEL));
         self.listener = None;
@@ -583,7 +595,7 @@ impl Worker for ServeWorker {
         let Some(since) = self.stopping else { return false };
         let sending = self.connections.iter().flatten().any(|connection| connection.sending);
         let behind = self.sender.sessions().any(|session| session.next <= self.state.head && session.next > 0);
-        (!sending && !behind) || self.now - since > DRAIN_NS
+        (self.idle && !sending && !behind) || self.now - since > DRAIN_NS
     }
 
     fn finish(&mut self) {

@@ -151,7 +151,7 @@ impl MirrorState {
             next: status.next,
             first: status.first,
             source_head: status.source_head,
-            lag: (status.source_head + 1).saturating_sub(status.next.max(1)),
+            lag: status.source_head.saturating_add(1).saturating_sub(status.next.max(1)),
             heartbeat_age_ns: status.heard_ns.map_or(u64::MAX, |heard| now.saturating_sub(heard).max(0) as u64),
             silent: status.silent,
             incarnation: status.incarnation,
