@@ -4,7 +4,7 @@ use core::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::collections::{HashMap, VecDeque};
 
 use super::auth::{Opener, PresharedKey, Random, SessionKeys, TagKey, Transcript, mirror_proof_holds, source_proof};
-use super::live::{LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
+use super::live::{GroupSettings, LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
 use super::loss::NAKS_MAX;
 use super::{CloseReason, Datagrams, Fault, ReadOutcome, SourceRing, StreamPoll, head_of};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
@@ -285,6 +285,8 @@ struct Session {
     tag: Option<TagKey>,
     punch_opener: Option<Opener>,
     punched: Option<Punched>,
+    /// The datagram half knows of it as a member of the group.
+    in_group: bool,
     transcript: Transcript,
     nonce: [u8; 16],
 }
@@ -298,6 +300,8 @@ pub struct Sender<R: SourceRing> {
     /// The session byte of this attachment.
     session: u8,
     group_key: [u8; 32],
+    /// The 64-bit session of the group: its byte alone repeats once in 256 restarts.
+    group_number: u64,
     live: Option<LiveSender>,
     detached: bool,
     updates: VecDeque<LiveUpdate>,
@@ -319,6 +323,7 @@ impl<R: SourceRing> Sender<R> {
             random: Random::new(&seed),
             session: 0,
             group_key: [0; 32],
+            group_number: 0,
             live: None,
             detached: false,
             updates: VecDeque::new(),
@@ -348,12 +353,15 @@ impl<R: SourceRing> Sender<R> {
             self.session = self.random.bytes::<1>()[0];
         }
         self.group_key = self.random.bytes();
+        self.group_number = self.random.number();
         // One that was taken out serves the ring before: its owner takes the new one.
         self.detached = false;
         if self.settings.multicast.is_some() || self.settings.unicast_port.is_some() {
-            let group_tag = self.settings.key.is_some().then_some(TagKey::Keyed(self.group_key));
+            let keyed = self.settings.key.is_some();
+            let tag = if keyed { TagKey::Keyed(self.group_key) } else { TagKey::Number(self.group_number) };
+            let tag = (keyed || self.settings.extension).then_some(tag);
             let settings = LiveSettings {
-                multicast: self.settings.multicast.map(|_| group_tag),
+                multicast: self.settings.multicast.map(|_| GroupSettings { tag, always: keyed }),
                 session: self.session,
                 datagram_bytes: self.settings.datagram_bytes,
                 copies: self.settings.copies,
@@ -425,6 +433,7 @@ impl<R: SourceRing> Sender<R> {
             tag: None,
             punch_opener: None,
             punched: None,
+            in_group: false,
             transcript: Transcript::default(),
             nonce: [0; 16],
         });
@@ -582,6 +591,11 @@ impl<R: SourceRing> Sender<R> {
         sessions.chain(live).chain(punches).min()
     }
 
+    /// What stands in the flags of each datagram of the ring that is served.
+    pub fn session_byte(&self) -> u8 {
+        self.session
+    }
+
     /// What happened so far.
     pub fn counters(&self) -> &SenderCounters {
         &self.counters
@@ -648,9 +662,10 @@ impl<R: SourceRing> Sender<R> {
         if session.extended {
             session.outbox.extend_from_slice(&told.encode());
         }
-        let (id, token, unicast) = (session.id, session.token, session.punched.take().is_some());
+        let (id, token) = (session.id, session.token);
+        let was_told = session.punched.take().is_some() | core::mem::take(&mut session.in_group);
         self.tokens.remove(&token);
-        if unicast {
+        if was_told {
             self.updates.push_back(LiveUpdate { id, to: None });
         }
     }
@@ -660,7 +675,7 @@ impl<R: SourceRing> Sender<R> {
         let Some(session) = self.slots[at].take() else { return };
         self.free.push(at as u32);
         self.tokens.remove(&session.token);
-        if session.punched.is_some() {
+        if session.punched.is_some() || session.in_group {
             self.updates.push_back(LiveUpdate { id: session.id, to: None });
         }
     }
@@ -719,10 +734,11 @@ impl<R: SourceRing> Sender<R> {
             let announce = announce(&self.settings, session, self.session);
             session.outbox.extend_from_slice(&announce.encode());
         }
-        let number = self.random.number();
+        let multicast = session.delivery == Delivery::Multicast;
+        let number = if multicast { self.group_number } else { self.random.number() };
         if extended {
             session.nonce = self.random.bytes();
-            let trailer = session.delivery == Delivery::Unicast || (session.delivery == Delivery::Multicast && keyed);
+            let trailer = session.delivery != Delivery::Stream;
             let ext = Ext {
                 incarnation: ring.incarnation(),
                 session: number,
@@ -767,8 +783,15 @@ impl<R: SourceRing> Sender<R> {
     fn go_live(&mut self, at: usize) {
         let session = self.slots[at].as_mut().expect("the caller holds its place");
         session.phase = Phase::Live;
-        if session.delivery == Delivery::Unicast {
-            self.tokens.insert(session.token, session.id);
+        match session.delivery {
+            Delivery::Unicast => {
+                self.tokens.insert(session.token, session.id);
+            }
+            Delivery::Multicast if session.extended => {
+                session.in_group = true;
+                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Member) });
+            }
+            Delivery::Multicast | Delivery::Stream => {}
         }
     }
 
@@ -797,7 +820,7 @@ impl<R: SourceRing> Sender<R> {
             Some(punched) if punched.address == from => punched.moved_ns,
             Some(punched) if now - punched.moved_ns < PUNCH_MOVE_NS => return None,
             _ => {
-                let to = Some(LiveTarget { address: from, tag: session.tag });
+                let to = Some(LiveTarget::Address { address: from, tag: session.tag });
                 self.updates.push_back(LiveUpdate { id: session.id, to });
                 now
             }
