@@ -882,7 +882,7 @@ fn a_group_of_the_peers_mirrors_gets_the_peers_datagrams_and_one_of_ours_a_trail
     let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
     let multicast = Some(MulticastSettings { group, ttl: 1 });
     let mut sender = serving(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
-    let mut sent = |sender: &mut Sender<MemoryRing>, now: i64| {
+    let sent = |sender: &mut Sender<MemoryRing>, now: i64| {
         ring.produce(1, 1);
         let mut wire = Wire::default();
         sender.poll_datagrams(now, &mut wire, 64);

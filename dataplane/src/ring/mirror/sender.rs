@@ -312,6 +312,8 @@ pub struct Sender<R: SourceRing> {
     tokens: HashMap<u64, SessionId>,
     punches: Allowance,
     punch_check_ns: i64,
+    /// No session is to be closed before.
+    close_check_ns: i64,
 }
 
 impl<R: SourceRing> Sender<R> {
@@ -333,6 +335,7 @@ impl<R: SourceRing> Sender<R> {
             tokens: HashMap::new(),
             punches: Allowance::new(u64::from(settings.punches_per_second), 0),
             punch_check_ns: i64::MIN,
+            close_check_ns: i64::MIN,
             settings,
         }
     }
@@ -562,22 +565,28 @@ impl<R: SourceRing> Sender<R> {
         self.live.as_ref().is_some_and(LiveSender::is_blocked)
     }
 
-    /// Sessions to be closed although a send of theirs is under way, or without one; call it until `None` at each deadline.
+    /// Sessions to be closed although a send of theirs is under way, or without one; call it until `None` in each turn (it
+    /// looks at the sessions only when one may be due).
     pub fn next_closed(&mut self, now: i64) -> Option<(SessionId, CloseReason)> {
-        let limit = self.settings.handshake_ns_max;
-        let due = |session: &Session| {
-            let written = session.sending_ns.is_some_and(|since| now - since >= WRITE_NS_MAX);
-            let shaken = session.phase != Phase::Live && now - session.since_ns >= limit;
-            match session.closing {
-                _ if written => Some(CloseReason::WriteTimeout),
-                Some(reason) if session.sending_ns.is_none() && session.outbox.is_empty() => Some(reason),
-                None if shaken => Some(CloseReason::HandshakeTimeout),
-                _ => None,
+        if now < self.close_check_ns {
+            return None;
+        }
+        let handshake_ns = self.settings.handshake_ns_max;
+        // What begins after this look is due no sooner than that.
+        let mut check_ns = now + WRITE_NS_MAX.min(handshake_ns);
+        let mut found = None;
+        for (at, session) in self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?))) {
+            let (due_ns, reason) = close_due(session, handshake_ns);
+            if due_ns <= now {
+                found = Some((at, session.id, reason));
+                break;
             }
+            check_ns = check_ns.min(due_ns);
+        }
+        let Some((at, id, reason)) = found else {
+            self.close_check_ns = check_ns;
+            return None;
         };
-        let found = self.slots.iter().enumerate().find_map(|(at, slot)| Some((at, due(slot.as_ref()?)?)));
-        let (at, reason) = found?;
-        let id = self.slots[at].as_ref().expect("found").id;
         self.forget(at);
         self.count_closed(reason);
         Some((id, reason))
@@ -654,6 +663,7 @@ impl<R: SourceRing> Sender<R> {
         }
         session.closing = Some(reason);
         session.outbox.clear();
+        self.close_check_ns = i64::MIN;
         let told = match reason {
             CloseReason::SourceReplaced => EndReason::SourceReplaced,
             CloseReason::Unauthenticated => EndReason::KeyRequired,
@@ -870,6 +880,20 @@ impl<R: SourceRing> Sender<R> {
             () => Some(session.answers.ready_ns()),
         };
         beat.into_iter().chain(linger).chain(answers).min()
+    }
+}
+
+/// When a session is to be closed without being polled, and why.
+fn close_due(session: &Session, handshake_ns: i64) -> (i64, CloseReason) {
+    match (session.sending_ns, session.closing) {
+        (Some(since), _) => (since + WRITE_NS_MAX, CloseReason::WriteTimeout),
+        (None, Some(reason)) if session.outbox.is_empty() => (i64::MIN, reason),
+        // Its last word is sent first.
+        (None, Some(reason)) => (i64::MAX, reason),
+        (None, None) if session.phase != Phase::Live => {
+            (session.since_ns + handshake_ns, CloseReason::HandshakeTimeout)
+        }
+        (None, None) => (i64::MAX, CloseReason::WriteTimeout),
     }
 }
 
