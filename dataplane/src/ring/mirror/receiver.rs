@@ -11,7 +11,8 @@ use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome,
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
-    STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, hello_flag, kind, same_layout,
+    STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, hello_flag, kind,
+    same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -252,7 +253,7 @@ pub struct ReceiverCounters {
     pub malformed: u64,
     /// Datagrams whose MAC is wrong.
     pub forged: u64,
-    /// Datagrams whose counter was seen or is too old.
+    /// Datagrams whose counter was seen (a second copy's, too) or is too old.
     pub replayed: u64,
     /// Records that the local ring did not take: a gap.
     pub unwritable_records: u64,
@@ -284,6 +285,8 @@ pub struct Receiver<H: MirrorHost> {
     /// The next session asks for all that is retained and begins a new file.
     start_over: bool,
     loss: Loss,
+    /// The last PUNCH.
+    punch: Vec<u8>,
     session: Session,
 }
 
@@ -367,6 +370,7 @@ impl<H: MirrorHost> Receiver<H> {
             begun: false,
             start_over: false,
             loss,
+            punch: Vec::with_capacity(HEADER_BYTES + TRAILER_BYTES),
             session: Session::new(Phase::Down),
         }
     }
@@ -507,12 +511,12 @@ impl<H: MirrorHost> Receiver<H> {
             return 0;
         }
         let header = Header::bare(kind::PUNCH, self.session.session, self.session.token);
-        // Rare: five a second at most.
-        let mut datagram = header.encode().to_vec();
+        self.punch.clear();
+        self.punch.extend_from_slice(&header.encode());
         if let Some(sealer) = self.session.punch_sealer.as_mut() {
-            sealer.seal(&mut datagram, 0);
+            sealer.seal(&mut self.punch, 0);
         }
-        if out.send(Destination::Unicast(to), &datagram, None) == SendOutcome::WouldBlock {
+        if out.send(Destination::Unicast(to), &self.punch, None) == SendOutcome::WouldBlock {
             return 0;
         }
         self.session.punched_ns = Some(now);
