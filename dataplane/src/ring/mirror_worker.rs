@@ -18,8 +18,8 @@ use super::raw::{RawSettings, RawWriter};
 use super::sockets::{Outlets, Resolver};
 use super::stats::{MirrorBooks, MirrorState};
 use crate::runtime::worker::{Turn, Worker};
-use crate::sys::tcp;
 use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
+use crate::sys::{tcp, udp};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::ring::Geometry;
 
@@ -148,6 +148,8 @@ pub(super) struct MirrorWorker {
     failure_told: bool,
     was_live: bool,
     was_silent: bool,
+    was_gone: bool,
+    own_addresses_taken: bool,
     connect_failures: u64,
     look_at: i64,
     stopping: bool,
@@ -181,6 +183,8 @@ impl MirrorWorker {
             failure_told: false,
             was_live: false,
             was_silent: false,
+            was_gone: false,
+            own_addresses_taken: false,
             connect_failures: 0,
             look_at: i64::MIN,
             stopping: false,
@@ -246,6 +250,11 @@ impl MirrorWorker {
         if result < 0 {
             let error = std::io::Error::from_raw_os_error(-result);
             return self.failed(turn.now, &format!("{address}: {error}"));
+        }
+        // A source on this host sends from whichever of the host's addresses its way out has.
+        let own = tcp::local_address(socket.as_fd()).is_ok_and(|local| local.ip() == address.ip());
+        if own && !std::mem::replace(&mut self.own_addresses_taken, true) {
+            udp::own_addresses().into_iter().for_each(|own| self.receiver.also_from(own));
         }
         let _ = tcp::tune(socket.as_fd(), Duration::from_nanos(DEAD_NS as u64));
         tracing::info!(mirror = self.parts.name, %address, "connected");
@@ -498,11 +507,12 @@ impl MirrorWorker {
         self.link = Link::Ended;
     }
 
-    /// What is looked at by time: the ring's heartbeat beats only while the source is heard.
+    /// What is looked at by time: the ring's heartbeat beats only while the source is heard and its producer lives.
     fn look(&mut self, now: i64) {
         self.look_at = now + LOOK_NS;
         let status = self.receiver.status(now);
         if !status.silent
+            && !status.producer_gone
             && let Some(ring) = self.receiver.ring_mut()
         {
             ring.beat();
@@ -525,6 +535,13 @@ impl MirrorWorker {
             match status.silent {
                 true => tracing::warn!(mirror = self.parts.name, "the source is silent"),
                 false => tracing::info!(mirror = self.parts.name, "the source is heard again"),
+            }
+        }
+        if status.producer_gone != self.was_gone {
+            self.was_gone = status.producer_gone;
+            match status.producer_gone {
+                true => tracing::warn!(mirror = self.parts.name, "the source's producer is gone or stalls"),
+                false => tracing::info!(mirror = self.parts.name, "the source's producer is there again"),
             }
         }
         self.show(now);
