@@ -24,6 +24,12 @@ pub(super) struct Place<'a> {
     pub numa_node: Option<u32>,
 }
 
+/// A sleeper that was killed stays in the count of sleepers, and each push would call the kernel for it for ever. After so
+/// many wakes for nobody, over so long, the count is set back ([`gate::forget`]). A reader on its way into the kernel is
+/// there within microseconds, or milliseconds on a busy machine.
+const VAIN_WAKES_MIN: u32 = 256;
+const VAIN_MS_MIN: i64 = 1_000;
+
 /// A ring's memory and its only writer's state.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -42,6 +48,8 @@ pub(super) struct Writer {
     waiting: HalfAt,
     life: WordAt,
     beats: bool,
+    /// Wakes in a row that woke nobody, and when the first of them was (coarse ms).
+    vain: (u32, i64),
     pub barrier: Barrier,
     pub arena: Option<ArenaWriter>,
 }
@@ -115,11 +123,13 @@ impl Writer {
         if header.geometry != *geometry || View::over(&mapping, &header).is_err() {
             return Ok(None);
         }
-        // Beyond it there is no sequence to go on with.
+        // Beyond these there is no sequence and no room to go on with: what no writer leaves behind.
         let Some(next) = header.write_seq.checked_add(1).filter(|next| *next < slots::BUSY - 1) else {
             return Ok(None);
         };
-        Ok(Some(Writer::of(mapping, Some(file), place.keep, &header, next)))
+        let writer = Writer::of(mapping, Some(file), place.keep, &header, next);
+        let used_up = writer.arena.as_ref().is_some_and(|arena| arena.reserved > u64::MAX / 2);
+        Ok((!used_up).then_some(writer))
     }
 
     /// Fills in header and arena, and says with the magic that the ring is ready.
@@ -159,6 +169,7 @@ impl Writer {
             waiting: mapping.half(offset::WAITING),
             life: mapping.word(offset::PRODUCER_PID),
             beats: header.heartbeat_ms != 0,
+            vain: (0, 0),
             barrier: if registered { Barrier::Sleeper } else { Barrier::Producer },
             arena: ArenaWriter::of(&mapping, &geometry),
             mapping,
@@ -193,9 +204,24 @@ impl Writer {
 
     #[cold]
     #[inline(never)]
-    fn wake(&self) {
+    fn wake(&mut self) {
         gate::mark(&*self.futex);
-        futex::wake_all(&self.futex);
+        if futex::wake_all(&self.futex) > 0 {
+            self.vain.0 = 0;
+            return;
+        }
+        let now_ms = monotonic_coarse_ms();
+        if self.vain.0 == 0 {
+            self.vain.1 = now_ms;
+        }
+        self.vain.0 = self.vain.0.saturating_add(1);
+        if self.vain.0 >= VAIN_WAKES_MIN && now_ms - self.vain.1 >= VAIN_MS_MIN {
+            self.vain.0 = 0;
+            if gate::forget(&*self.waiting) {
+                gate::mark(&*self.futex);
+                futex::wake_all(&self.futex);
+            }
+        }
     }
 
     /// Tells readers that this process lives.
@@ -241,10 +267,12 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // While the lock is still held, so that no successor's file is meant.
-        if let Some(file) = self.file.as_ref().filter(|_| !self.keep) {
+        let Some(file) = &self.file else { return };
+        if !self.keep {
+            // While the lock is still held, so that no successor's file is meant.
             file.unlink();
         }
+        file.release();
     }
 }
 

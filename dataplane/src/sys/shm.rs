@@ -78,7 +78,8 @@ impl ShmError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::ENOSPC) => "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger",
+        // The second is what touching pages says of a full file system.
+        Some(libc::ENOSPC | libc::EFAULT) => "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger",
         Some(libc::EACCES | libc::EPERM) => "; the file's mode and owner decide who may open it",
         _ => "",
     }
@@ -228,6 +229,11 @@ impl RingFile {
         }
     }
 
+    /// Gives the creator's lock back. Closing the file is not enough: a mapping that outlives it holds the lock as well.
+    pub fn release(&self) {
+        unlock(&self.file);
+    }
+
     /// Locks `bytes` bytes at `offset` for this handle, until it is closed or its process dies; false if another has them.
     /// The file must be open for writing.
     pub fn lock_bytes(&self, offset: u64, bytes: u64) -> bool {
@@ -296,7 +302,9 @@ impl RingFile {
         if options.huge_pages {
             mapping.advise(libc::MADV_HUGEPAGE).map_err(|_| self.no_huge_pages(": the kernel has none"))?;
         }
-        if options.writable && mapping.len() as u64 == self.bytes {
+        let whole = options.writable && mapping.len() as u64 == self.bytes;
+        // Room reserved by the file alone is small pages: with huge ones the mapping touches it first.
+        if whole && !options.huge_pages {
             self.reserve()?;
         }
         if options.prefault || options.huge_pages {
@@ -684,7 +692,10 @@ mod tests {
         let mapping = watcher.map(&MapOptions { prefault: true, ..MapOptions::default() }).expect("mapped");
         first.map(&WRITABLE).expect("mapped").words(8, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!(mapping.read_words(0, 1024)[1].load(Ordering::Relaxed), 7);
-        drop(first);
+        let outlives = first.map(&WRITABLE).expect("mapped");
+        first.release();
+        assert!(watcher.creator_is_gone());
+        drop((first, outlives));
         assert!(watcher.creator_is_gone());
         let second = RingFile::create(&path.0, 4096, 0o600).expect("created in its place");
         assert_ne!(second.inode(), watcher.inode());

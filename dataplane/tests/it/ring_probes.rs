@@ -699,6 +699,31 @@ fn a_silent_source_is_noticed_and_given_up() {
 }
 
 #[test]
+fn a_stream_that_answers_nothing_is_given_up_although_datagrams_come() {
+    let ring = source(1024, 4);
+    let mut pair = Pair::new(unicast_serve(), MirrorSettings::default(), &ring);
+    pair.lose = |header| header.kind == kind::DATA;
+    ring.produce(1, 3);
+    let begun = pair.now;
+    // Heartbeats arrive, and tell of records that the dead stream never brings.
+    loop {
+        let mut wire = Wire::default();
+        pair.sender.poll_datagrams(pair.now, &mut wire, 64);
+        for (_, bytes) in wire.0.into_iter().filter(|(_, bytes)| !(pair.lose)(&Header::decode(bytes).unwrap())) {
+            pair.receiver.on_datagram(SOURCE_UDP, &bytes, pair.now);
+        }
+        let mut out = Vec::new();
+        if let StreamPoll::Close(reason) = pair.receiver.poll_stream(&mut out, pair.now) {
+            assert_eq!(reason, CloseReason::SourceSilent);
+            break;
+        }
+        pair.now += 10 * MS;
+        assert!(pair.now < begun + DEAD_NS + SECOND);
+    }
+    assert!(pair.now >= begun + DEAD_NS - 100 * MS, "after {} ms", (pair.now - begun) / MS);
+}
+
+#[test]
 fn a_mirror_that_does_not_read_is_given_up_after_five_seconds_and_slows_nobody() {
     let ring = source(64, 4);
     let mut sender = serving(plain_serve(), &ring);

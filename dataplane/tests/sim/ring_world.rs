@@ -46,6 +46,8 @@ pub struct Link {
     pub stream_bytes_per_second: i64,
     /// Whether TCP loses too: a lost segment comes a retransmission later, and what follows waits for it.
     pub stream_loss: bool,
+    /// What a sender takes to learn of a lost segment, beyond the round trip.
+    pub stream_repair_ns: i64,
 }
 
 /// What one seed is about.
@@ -110,6 +112,8 @@ impl Plan {
             mtu: [1472, 1472, 300][g.random_range(0..3usize)],
             stream_bytes_per_second: [100_000, 10_000_000, 1 << 40][g.random_range(0..3usize)],
             stream_loss: g.random_bool(0.3),
+            // Too few segments follow for fast retransmission: the stack's shortest timeout.
+            stream_repair_ns: 200 * MS,
         });
         let links = links.collect();
         Plan {
@@ -371,6 +375,15 @@ pub struct World {
     tell: bool,
     tally: Tally,
     faults_ended_ns: i64,
+    /// When each record was produced, and how long it took to mirror 0, if that is watched.
+    watch: Option<Watch>,
+}
+
+#[derive(Default)]
+pub struct Watch {
+    produced_ns: Vec<i64>,
+    seen: u64,
+    pub latencies_ns: Vec<i64>,
 }
 
 impl World {
@@ -425,6 +438,7 @@ impl World {
             tell,
             tally: Tally::default(),
             faults_ended_ns: 0,
+            watch: None,
             source,
             plan,
             g,
@@ -469,6 +483,7 @@ impl World {
                 return Err("400,000 events: something turns in circles".into());
             }
             self.handle(event);
+            self.measure();
             self.judge()?;
         }
         self.now = until;
@@ -566,6 +581,9 @@ impl World {
     pub fn produce(&mut self, count: u64) {
         let ring = self.source.borrow().file.clone().expect("the producer made it");
         ring.produce(self.history, count);
+        if let Some(watch) = &mut self.watch {
+            watch.produced_ns.resize(ring.head() as usize + 1, self.now);
+        }
         self.say(|| format!("produced {count}, head {}", ring.head()));
         self.service_serve(0);
     }
@@ -990,14 +1008,17 @@ impl World {
         let mirror = self.conns[conn].mirror;
         let link = self.plan.links[mirror];
         let now = self.now;
-        let lost = link.stream_loss && self.g.random_bool(link.loss.min(0.5));
+        let mut lost = 0;
+        while link.stream_loss && self.g.random_bool(link.loss.min(0.5)) {
+            lost += 1;
+        }
         let jitter = self.random(0..=link.jitter_ns);
         let flow = if to_serve { &mut self.conns[conn].to_serve } else { &mut self.conns[conn].to_mirror };
         let took = bytes.len() as i64 * 1_000_000_000 / link.stream_bytes_per_second;
         let begins = flow.busy_until_ns.max(now).max(self.partitioned[mirror]);
         flow.busy_until_ns = begins + took;
-        // Retransmission: a round trip until the loss is seen and repaired, at least what a stack waits.
-        let repair = if lost { 2 * link.delay_ns + 200 * MS } else { 0 };
+        // Each loss costs the way of the acknowledgement that tells of it, and the way of the repair.
+        let repair = lost * (2 * link.delay_ns + link.stream_repair_ns);
         flow.arrives_ns = flow.arrives_ns.max(flow.busy_until_ns + link.delay_ns + jitter + repair);
         flow.sending = true;
         let (sent, arrives) = (flow.busy_until_ns - now, flow.arrives_ns - now);
@@ -1042,6 +1063,27 @@ impl World {
                     self.at(delay, Event::Datagram { mirror, from, bytes: bytes.clone() });
                 }
             }
+        }
+    }
+
+    /// Measures from now on how long records take to mirror 0.
+    pub fn watch(&mut self) {
+        let head = self.source.borrow().file.as_ref().map_or(0, MemoryRing::head);
+        let produced_ns = vec![self.now; head as usize + 1];
+        self.watch = Some(Watch { produced_ns, seen: head, latencies_ns: Vec::new() });
+    }
+
+    /// What was measured.
+    pub fn watched(&mut self) -> Watch {
+        self.watch.take().expect("watched")
+    }
+
+    fn measure(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        let head = self.mirrors[0].disk.borrow().file.as_ref().map_or(0, MemoryRing::head);
+        while watch.seen < head {
+            watch.seen += 1;
+            watch.latencies_ns.push(self.now - watch.produced_ns[watch.seen as usize]);
         }
     }
 

@@ -312,6 +312,8 @@ struct Session {
     punched_ns: Option<i64>,
     datagram_ns: Option<i64>,
     heard_ns: Option<i64>,
+    /// When nothing was missing, or some of it came, or the stream said something.
+    progress_ns: i64,
     /// Time went by unseen (a ring was made): hearing begins with the next look.
     settle: bool,
     /// The source says that its ring's producer is dead or stalls.
@@ -342,6 +344,7 @@ impl Session {
             punched_ns: None,
             datagram_ns: None,
             heard_ns: None,
+            progress_ns: 0,
             settle: false,
             producer_gone: false,
             source_head: 0,
@@ -430,6 +433,7 @@ impl<H: MirrorHost> Receiver<H> {
         };
         self.counters.frames += 1;
         self.session.heard_ns = Some(now);
+        self.session.progress_ns = now;
         match self.on_frame(&header, frame, now) {
             Ok(()) => StreamStep::Frame { bytes: frame.len() },
             Err(reason) => self.close(reason),
@@ -438,10 +442,8 @@ impl<H: MirrorHost> Receiver<H> {
 
     /// One datagram; what it completes is visible to readers when this returns.
     pub fn on_datagram(&mut self, from: SocketAddr, bytes: &[u8], now: i64) {
-        if self.datagram(from, bytes, now) {
-            self.publish();
-        }
-        self.ask(now);
+        let written = self.datagram(from, bytes, now);
+        self.after_datagrams(written, now);
     }
 
     /// Several datagrams that came as one (UDP GRO): each has `segment_bytes`, the last may have fewer. Handles at most
@@ -453,11 +455,17 @@ impl<H: MirrorHost> Receiver<H> {
             written |= self.datagram(from, datagram, now);
             used += datagram.len();
         }
+        self.after_datagrams(written, now);
+        used
+    }
+
+    #[inline]
+    fn after_datagrams(&mut self, written: bool, now: i64) {
         if written {
             self.publish();
+            self.session.progress_ns = now;
         }
         self.ask(now);
-        used
     }
 
     /// The connection is gone. The ring stays open and is continued if the next session allows it.
@@ -476,12 +484,14 @@ impl<H: MirrorHost> Receiver<H> {
             Phase::Live => {
                 if core::mem::take(&mut self.session.settle) {
                     self.session.heard_ns = Some(now);
+                    self.session.progress_ns = now;
                 }
-                if self.silence_ns(now) >= DEAD_NS {
+                self.ask(now);
+                // Datagrams alone prove nothing about the stream: with a hole that nothing fills it is as dead.
+                if self.silence_ns(now) >= DEAD_NS || now - self.session.progress_ns >= DEAD_NS {
                     self.close(CloseReason::SourceSilent);
                     return StreamPoll::Close(CloseReason::SourceSilent);
                 }
-                self.ask(now);
             }
             _ if now - self.session.connected_ns >= self.settings.handshake_ns_max => {
                 self.close(CloseReason::HandshakeTimeout);
@@ -524,7 +534,8 @@ impl<H: MirrorHost> Receiver<H> {
             _ if !session.outbox.is_empty() => Some(i64::MIN),
             Phase::Live => {
                 let heard_ns = session.heard_ns.unwrap_or(session.connected_ns);
-                [Some(heard_ns + DEAD_NS), self.loss.deadline(), self.punch_due_ns()].into_iter().flatten().min()
+                let dead_ns = Some(heard_ns.min(session.progress_ns) + DEAD_NS);
+                [dead_ns, self.loss.deadline(), self.punch_due_ns()].into_iter().flatten().min()
             }
             _ => Some(session.connected_ns + self.settings.handshake_ns_max),
         }
@@ -959,6 +970,7 @@ impl<H: MirrorHost> Receiver<H> {
         let next = self.next();
         self.counters.held_dropped = self.loss.dropped();
         if self.session.phase != Phase::Live || self.loss.is_quiet(next) {
+            self.session.progress_ns = now;
             return;
         }
         while self.session.outbox.len() < OUTBOX_BYTES_MAX
