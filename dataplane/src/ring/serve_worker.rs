@@ -237,10 +237,9 @@ impl ServeWorker {
 
     /// Opens the ring, or what has taken its place; looks whether its producer lives.
     fn look_at_file(&mut self, turn: &mut Turn<'_>) {
-        if let Some(producer) = self.look_at_producer(turn.now) {
-            if producer != Producer::Replaced && !self.replaced_by_now(producer) {
-                return;
-            }
+        let producer = self.look_at_producer(turn.now);
+        if producer.is_some_and(|producer| producer != Producer::Replaced && !self.replaced_by_now(producer)) {
+            return;
         }
         let opened = RawReader::open(&self.parts.ring, self.parts.futex).or_else(|error| match self.parts.futex {
             // A ring that this process may only read is looked at by time.
