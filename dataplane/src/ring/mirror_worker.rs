@@ -127,12 +127,16 @@ pub(super) struct MirrorWorker {
     source: Option<SocketAddr>,
     socket: Option<OwnedFd>,
     connecting: bool,
+    /// The connection took too long: it is being cancelled.
+    late: bool,
     receiving: bool,
     sending: bool,
     /// What has come on the stream; handled up to `handled`.
     stream: Vec<u8>,
     handled: usize,
     need: usize,
+    /// Nothing more comes on the stream, and why.
+    stream_end: Option<String>,
     receive_spare: Vec<u8>,
     send_spare: Vec<u8>,
     transport: Option<Transport>,
@@ -165,11 +169,13 @@ impl MirrorWorker {
             source: None,
             socket: None,
             connecting: false,
+            late: false,
             receiving: false,
             sending: false,
             stream: Vec::with_capacity(2 * RECEIVE_BYTES),
             handled: 0,
             need: 1,
+            stream_end: None,
             receive_spare: Vec::with_capacity(2 * RECEIVE_BYTES),
             send_spare: Vec::new(),
             transport: None,
@@ -208,7 +214,7 @@ impl MirrorWorker {
                 Some(Err(what)) => self.failed(turn.now, &what),
             },
             Link::Connecting(since) if turn.now - since > CONNECT_NS_MAX => {
-                self.link = Link::Connecting(turn.now);
+                (self.link, self.late) = (Link::Connecting(turn.now), true);
                 let _ = turn.ring.cancel(turn.user_data(CONNECT), turn.user_data(CANCEL));
             }
             Link::Closing if !self.connecting && !self.receiving && !self.sending => self.closed(turn.now),
@@ -246,9 +252,13 @@ impl MirrorWorker {
 
     fn connected(&mut self, turn: &mut Turn<'_>, result: i32) {
         self.connecting = false;
+        let late = std::mem::take(&mut self.late);
         let (Some(socket), Some(address), Link::Connecting(_)) = (&self.socket, self.source, self.link) else { return };
         if result < 0 {
-            let error = std::io::Error::from_raw_os_error(-result);
+            let error = match late {
+                true => format!("no answer in {} s", CONNECT_NS_MAX / NANOS_PER_SECOND),
+                false => std::io::Error::from_raw_os_error(-result).to_string(),
+            };
             return self.failed(turn.now, &format!("{address}: {error}"));
         }
         // A source on this host sends from whichever of the host's addresses its way out has.
@@ -260,7 +270,7 @@ impl MirrorWorker {
         tracing::info!(mirror = self.parts.name, %address, "connected");
         (self.link, self.failure_told) = (Link::Up, false);
         self.stream.clear();
-        (self.handled, self.need) = (0, 1);
+        (self.handled, self.need, self.stream_end) = (0, 1, None);
         self.receiver.connected(address, turn.now);
         self.receive(turn);
     }
@@ -268,7 +278,8 @@ impl MirrorWorker {
     /// Receives more of the stream, as long as what is unhandled is within its bound.
     fn receive(&mut self, turn: &mut Turn<'_>) {
         let unhandled = self.stream.len() - self.handled;
-        if self.link != Link::Up || self.receiving || unhandled >= STREAM_BYTES_MAX.max(self.need) {
+        let full = unhandled >= STREAM_BYTES_MAX.max(self.need);
+        if self.link != Link::Up || self.receiving || full || self.stream_end.is_some() {
             return;
         }
         let Some(socket) = &self.socket else { return };
@@ -289,11 +300,11 @@ impl MirrorWorker {
         let Some(bytes) = turn.ring.take_bytes() else { return };
         if self.link != Link::Up || result <= 0 {
             self.receive_spare = bytes;
-            let what = match result {
+            self.stream_end.get_or_insert_with(|| match result {
                 0 => "the source closed the connection".to_string(),
                 error => std::io::Error::from_raw_os_error(-error).to_string(),
-            };
-            return self.lost(turn.now, Ok(&what));
+            });
+            return;
         }
         if self.handled == self.stream.len() {
             self.receive_spare = std::mem::replace(&mut self.stream, bytes);
@@ -414,7 +425,7 @@ impl MirrorWorker {
     }
 
     fn send(&mut self, turn: &mut Turn<'_>) -> usize {
-        if self.sending || self.link != Link::Up {
+        if self.sending || self.link != Link::Up || self.stream_end.is_some() {
             return 0;
         }
         let mut bytes = std::mem::take(&mut self.send_spare);
@@ -445,8 +456,8 @@ impl MirrorWorker {
         let Some(bytes) = turn.ring.take_bytes() else { return };
         let whole = usize::try_from(result) == Ok(bytes.len());
         self.send_spare = bytes;
-        if !whole && self.link == Link::Up {
-            self.lost(turn.now, Ok("the connection broke"));
+        if !whole {
+            self.stream_end.get_or_insert_with(|| "the connection broke".to_string());
         }
     }
 
@@ -578,7 +589,15 @@ impl Worker for MirrorWorker {
             let _ = turn.ring.cancel_wait(turn.user_data(READABLE | number), turn.user_data(CANCEL));
         }
         let mut work = self.take_datagrams(turn);
-        work += self.take_frame(turn);
+        let frames = self.take_frame(turn);
+        // What came before the end is taken first: the last word may be why it ended.
+        if frames == 0
+            && self.link == Link::Up
+            && let Some(what) = self.stream_end.take()
+        {
+            self.lost(turn.now, Ok(&what));
+        }
+        work += frames;
         work += self.receiver.poll_datagrams(turn.now, &mut self.outlets);
         work += self.send(turn);
         self.receive(turn);
