@@ -266,6 +266,38 @@ fn a_punch_and_then_silence_ends() {
 }
 
 #[test]
+fn a_punch_and_then_silence_ends_where_the_producer_sends_too() {
+    let ring = source(1 << 14, 10);
+    let mut sender = serving(unicast_serve(), &ring);
+    let id = say_hello(&mut sender, MIRROR, WANT_NEW, hello_flag::UNICAST, 0);
+    let (greeting, _) = stream(&mut sender, id, 0);
+    let (token, session) = announced(&greeting);
+    let mut live = sender.detach_live().expect("a UDP transport");
+    sender.on_datagram(MIRROR, &Header::bare(kind::PUNCH, session, u64::from(token)).encode(), 0);
+    let (mut now, mut last) = (0, 0);
+    while now < PUNCH_NS_MAX + 5 * SECOND {
+        ring.produce(1, 5);
+        sender.look_after_detached(Some(*live.counters()), now);
+        while let Some(update) = sender.next_live_update() {
+            live.update(update);
+        }
+        let mut wire = Wire::default();
+        if live.poll(&mut ring.clone(), now, &mut wire, 64) > 0 {
+            last = now;
+        }
+        assert!(sender.deadline().is_none_or(|due| due > now), "nothing is due in the past at {} ms", now / MS);
+        now += 10 * MS;
+    }
+    assert!(last > PUNCH_NS_MAX - 20 * MS && last <= PUNCH_NS_MAX, "the last datagram left after {} ms", last / MS);
+    let counters = *sender.counters();
+    assert!(counters.punches_expired == 1 && counters.datagrams > 1_000, "{counters:?}");
+    // What was counted outside is counted on with the next ring.
+    sender.attach(ring.clone(), now);
+    sender.poll_datagrams(now, &mut Wire::default(), 64);
+    assert!(sender.counters().datagrams >= counters.datagrams, "{:?}", sender.counters());
+}
+
+#[test]
 fn a_flood_of_punches_is_looked_at_up_to_a_rate() {
     let ring = source(1024, 10);
     let settings = ServeSettings { punches_per_second: 100, ..unicast_serve() };
