@@ -285,8 +285,8 @@ struct Session {
     tag: Option<TagKey>,
     punch_opener: Option<Opener>,
     punched: Option<Punched>,
-    /// The datagram half knows of it as a member of the group.
-    in_group: bool,
+    /// The datagram half knows of it.
+    in_live: bool,
     transcript: Transcript,
     nonce: [u8; 16],
 }
@@ -446,7 +446,7 @@ impl<R: SourceRing> Sender<R> {
             tag: None,
             punch_opener: None,
             punched: None,
-            in_group: false,
+            in_live: false,
             transcript: Transcript::default(),
             nonce: [0; 16],
         });
@@ -702,7 +702,8 @@ impl<R: SourceRing> Sender<R> {
             session.outbox.extend_from_slice(&told.encode());
         }
         let (id, token) = (session.id, session.token);
-        let was_told = session.punched.take().is_some() | core::mem::take(&mut session.in_group);
+        session.punched = None;
+        let was_told = core::mem::take(&mut session.in_live);
         self.tokens.remove(&token);
         if was_told {
             self.updates.push_back(LiveUpdate { id, to: None });
@@ -714,7 +715,7 @@ impl<R: SourceRing> Sender<R> {
         let Some(session) = self.slots[at].take() else { return };
         self.free.push(at as u32);
         self.tokens.remove(&session.token);
-        if session.punched.is_some() || session.in_group {
+        if session.in_live {
             self.updates.push_back(LiveUpdate { id: session.id, to: None });
         }
     }
@@ -827,7 +828,7 @@ impl<R: SourceRing> Sender<R> {
                 self.tokens.insert(session.token, session.id);
             }
             Delivery::Multicast if session.extended => {
-                session.in_group = true;
+                session.in_live = true;
                 self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Member) });
             }
             Delivery::Multicast | Delivery::Stream => {}
@@ -861,6 +862,7 @@ impl<R: SourceRing> Sender<R> {
             _ => {
                 let to = Some(LiveTarget::Address { address: from, tag: session.tag });
                 self.updates.push_back(LiveUpdate { id: session.id, to });
+                session.in_live = true;
                 now
             }
         };
@@ -882,7 +884,7 @@ impl<R: SourceRing> Sender<R> {
             if until_ns <= now {
                 session.punched = None;
                 self.counters.punches_expired += 1;
-                self.updates.push_back(LiveUpdate { id: session.id, to: None });
+                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Nowhere) });
             } else {
                 check_ns = if check_ns == i64::MIN { until_ns } else { check_ns.min(until_ns) };
             }
