@@ -318,6 +318,28 @@ fn a_flood_of_punches_is_looked_at_up_to_a_rate() {
 }
 
 #[test]
+fn a_flood_of_blind_punches_does_not_end_an_honest_mirrors_datagrams() {
+    let ring = source(1 << 12, 10);
+    let settings = ServeSettings { punches_per_second: 100, ..unicast_serve() };
+    let mut pair = Pair::new(settings, MirrorSettings::default(), &ring);
+    let session = pair.sent.last().expect("heartbeats").flags;
+    let end = pair.now + 2 * PUNCH_NS_MAX;
+    let mut token = 1u64;
+    while pair.now < end {
+        for _ in 0..20 {
+            token = token.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let address = SocketAddr::new(FOREIGN.ip(), token as u16);
+            pair.sender.on_datagram(address, &Header::bare(kind::PUNCH, session, token).encode(), pair.now);
+        }
+        ring.produce(1, 1);
+        pair.step();
+        pair.now += 10 * MS;
+    }
+    assert_eq!(pair.sender.counters().punches_expired, 0, "{:?}", pair.sender.counters());
+    assert_eq!(pair.receiver.counters().repaired_records, 0, "{:?}", pair.receiver.counters());
+}
+
+#[test]
 fn two_hundred_naks_for_everything_cost_the_ring_once() {
     // 2^14 records of 24 bytes: 393 kB.
     let ring = source(1 << 14, 1 << 14);

@@ -68,7 +68,7 @@ pub struct ServeSettings {
     pub handshake_ns_max: i64,
     /// Bytes per second that answers to NAK may take in one session; as many may come at once.
     pub nak_bytes_per_second: u64,
-    /// PUNCH datagrams looked at per second, over all sessions.
+    /// PUNCH datagrams with a session's token that are looked at per second, over all sessions.
     pub punches_per_second: u32,
     /// A planted bug.
     #[doc(hidden)]
@@ -837,10 +837,6 @@ impl<R: SourceRing> Sender<R> {
 
     /// `None`: the datagram is dropped.
     fn punch(&mut self, from: SocketAddr, bytes: &[u8], now: i64) -> Option<()> {
-        if self.punches.left(now) <= 0 {
-            return None;
-        }
-        self.punches.left -= 1;
         let header = Header::decode(bytes).ok()?;
         if header.kind != kind::PUNCH || header.flags != self.session {
             return None;
@@ -856,6 +852,11 @@ impl<R: SourceRing> Sender<R> {
             None if from.ip().to_canonical() != session.peer.ip().to_canonical() => return None,
             None => {}
         }
+        // Only what has a token costs more than receiving it, and only its holders use the allowance up.
+        if self.punches.left(now) <= 0 {
+            return None;
+        }
+        self.punches.left -= 1;
         let moved_ns = match session.punched {
             Some(punched) if punched.address == from => punched.moved_ns,
             Some(punched) if now - punched.moved_ns < PUNCH_MOVE_NS => return None,
