@@ -276,6 +276,15 @@ impl Way {
         }
     }
 
+    /// What the log of a mirror says of it.
+    pub fn told(self) -> &'static str {
+        match self {
+            Way::Tcp => "Some(Stream)",
+            Way::Unicast => "Some(Unicast(",
+            Way::Multicast => "Some(Multicast(",
+        }
+    }
+
     /// More arguments for mirror.
     pub fn mirror(self) -> &'static [&'static str] {
         match self {

@@ -317,6 +317,12 @@ fn once_is_one_mirror_and_one_connection() {
     assert_eq!(again.terminate(), Some(0));
     assert_eq!(mirrored.wait().code(), Some(0), "{}", mirrored.log());
     assert!(mirrored.log().contains("\"records\":100"), "{}", mirrored.log());
+    // One that is asked to end has not failed.
+    let (_again, copy) = (serve(&ring, &bind, &[]), Shm::new("copy"));
+    until("it listens", || std::net::TcpStream::connect(&bind).ok());
+    let mirrored = mirror(&bind, &copy, "oldest", &["--once"]);
+    Checker::attach(&copy, 12).whole_until(100);
+    assert_eq!(mirrored.terminate(), Some(0));
 }
 
 /// The recipes of the documents that the product was asked from, on the loopback; only addresses differ.

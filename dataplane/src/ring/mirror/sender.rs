@@ -755,7 +755,7 @@ impl<R: SourceRing> Sender<R> {
         if keyed && !extended {
             return Err(CloseReason::Unauthenticated);
         }
-        session.delivery = select(&self.settings, hello.flags);
+        session.delivery = select(&self.settings, hello.flags, session.peer);
         let head = head_of(ring);
         let (first, ahead) = begin_at(hello.wanted, head, ring.oldest().min(head + 1));
         session.cursor = first;
@@ -852,6 +852,11 @@ impl<R: SourceRing> Sender<R> {
             None if from.ip().to_canonical() != session.peer.ip().to_canonical() => return None,
             None => {}
         }
+        // Only what has a token costs more than receiving it, and only its holders use the allowance up.
+        if self.punches.left(now) <= 0 {
+            return None;
+        }
+        self.punches.left -= 1;
         // Only what has a token costs more than receiving it, and only its holders use the allowance up.
         if self.punches.left(now) <= 0 {
             return None;

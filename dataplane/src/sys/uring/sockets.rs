@@ -84,7 +84,7 @@ impl CoreRing {
         assert!(from < bytes.len(), "a send needs bytes");
         self.push_kept(Kept::Send(bytes), user_data, |kept| {
             let Kept::Send(bytes) = kept else { unreachable!("kept as a send above") };
-            let rest = &bytes[from..];
+            let rest = &bytes[part];
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
             opcode::Send::new(fd, rest.as_ptr(), rest.len() as u32).flags(flags).build()
         })
