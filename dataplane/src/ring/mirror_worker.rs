@@ -468,7 +468,7 @@ impl MirrorWorker {
         let failure = self.receiver.host_mut().failure.take();
         let what = failure.map_or_else(|| reason.to_string(), |failure| format!("{reason}: {failure}"));
         self.lost(now, Err(&what));
-        self.hurried = hurry;
+        (self.hurried, self.hurries) = (hurry, if hurry { hurries + 1 } else { 0 });
     }
 
     /// The connection ends: `Ok` by the other side's doing, `Err` by this one's.

@@ -81,7 +81,7 @@ impl CoreRing {
         user_data: u64,
     ) -> Result<(), (io::Error, Vec<u8>)> {
         let fd = Fd(socket.as_raw_fd());
-        assert!(from < bytes.len(), "a send needs bytes");
+        assert!(!part.is_empty() && part.end <= bytes.len(), "a send needs bytes");
         self.push_kept(Kept::Send(bytes), user_data, |kept| {
             let Kept::Send(bytes) = kept else { unreachable!("kept as a send above") };
             let rest = &bytes[part];
