@@ -34,6 +34,13 @@ const CONNECT_NS_MAX: i64 = 5 * NANOS_PER_SECOND;
 /// which a stall is to be seen.
 const LOOK_NS: i64 = 10 * NANOS_PER_MILLI;
 
+/// A session that delivered for so long was no attempt that failed: the next one may follow it at once.
+const STEADY_NS: i64 = NANOS_PER_SECOND;
+
+/// Connections that are made at once one after the other: a ring that was replaced is one, that it holds another history
+/// the next. A source that never gets beyond these is waited for.
+const HURRIES_MAX: u8 = 2;
+
 const CONNECT: u64 = 1 << 40;
 const RECEIVE: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
@@ -149,6 +156,8 @@ pub(super) struct MirrorWorker {
     pause: Duration,
     /// The last connection was ended so that the next is made at once.
     hurried: bool,
+    /// So many were, one after the other.
+    hurries: u8,
     failure_told: bool,
     was_live: bool,
     was_silent: bool,
@@ -190,6 +199,7 @@ impl MirrorWorker {
             was_live: false,
             was_silent: false,
             was_gone: false,
+            live_since: None,
             own_addresses_taken: false,
             connect_failures: 0,
             look_at: i64::MIN,
@@ -308,6 +318,7 @@ impl MirrorWorker {
         }
         if self.handled == self.stream.len() {
             self.receive_spare = std::mem::replace(&mut self.stream, bytes);
+        self.receiver.heard(turn.now);
         } else {
             self.stream.drain(..self.handled);
             self.stream.extend_from_slice(&bytes);
@@ -442,7 +453,8 @@ impl MirrorWorker {
             }
             StreamPoll::Data => {
                 let Some(socket) = &self.socket else { return 0 };
-                match turn.ring.send(socket.as_fd(), bytes, 0, turn.user_data(SEND)) {
+                let length = bytes.len();
+                match turn.ring.send(socket.as_fd(), bytes, 0..length, turn.user_data(SEND)) {
                     Ok(()) => self.sending = true,
                     Err((error, _)) => turn.fail(format!("io_uring send: {error}")),
                 }
@@ -463,8 +475,10 @@ impl MirrorWorker {
 
     /// The machine ends the connection.
     fn close(&mut self, now: i64, reason: CloseReason) {
-        // The next connection gets what this one could not: it is made at once, but not twice in a row.
-        let hurry = matches!(reason, CloseReason::SourceReplaced | CloseReason::OtherHistory) && !self.hurried;
+        // The next connection gets what this one could not: it is made at once.
+        let steady = self.live_since.is_some_and(|since| now - since >= STEADY_NS);
+        let hurries = if steady { 0 } else { self.hurries };
+        let hurry = matches!(reason, CloseReason::SourceReplaced | CloseReason::OtherHistory) && hurries < HURRIES_MAX;
         let failure = self.receiver.host_mut().failure.take();
         let what = failure.map_or_else(|| reason.to_string(), |failure| format!("{reason}: {failure}"));
         self.lost(now, Err(&what));
@@ -477,7 +491,6 @@ impl MirrorWorker {
             return;
         }
         let (Ok(told) | Err(told)) = what;
-        let live = self.receiver.status(now).live;
         tracing::warn!(
             mirror = self.parts.name,
             what = told,

@@ -857,11 +857,6 @@ impl<R: SourceRing> Sender<R> {
             return None;
         }
         self.punches.left -= 1;
-        // Only what has a token costs more than receiving it, and only its holders use the allowance up.
-        if self.punches.left(now) <= 0 {
-            return None;
-        }
-        self.punches.left -= 1;
         let moved_ns = match session.punched {
             Some(punched) if punched.address == from => punched.moved_ns,
             Some(punched) if now - punched.moved_ns < PUNCH_MOVE_NS => return None,
@@ -937,8 +932,12 @@ fn close_due(session: &Session, handshake_ns: i64) -> (i64, CloseReason) {
     }
 }
 
-/// How a mirror with these HELLO flags is served.
-fn select(settings: &ServeSettings, hello_flags: u8) -> Delivery {
+/// How a mirror with these HELLO flags is served. Datagrams are IPv4 (MULTICAST has room for no other address): one that
+/// came by IPv6 could neither reach their port nor know where they come from.
+fn select(settings: &ServeSettings, hello_flags: u8, peer: SocketAddr) -> Delivery {
+    if peer.ip().to_canonical().is_ipv6() {
+        return Delivery::Stream;
+    }
     let can = hello_flags & hello_flag::UNICAST != 0;
     let prefers = hello_flags & hello_flag::PREFER_UNICAST != 0;
     match (settings.unicast_port, settings.multicast) {
