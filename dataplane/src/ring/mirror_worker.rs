@@ -160,6 +160,7 @@ pub(super) struct MirrorWorker {
     hurries: u8,
     failure_told: bool,
     was_live: bool,
+    live_since: Option<i64>,
     was_silent: bool,
     was_gone: bool,
     own_addresses_taken: bool,
@@ -195,11 +196,12 @@ impl MirrorWorker {
             poll_number: 0,
             stale_poll: None,
             hurried: false,
+            hurries: 0,
             failure_told: false,
             was_live: false,
+            live_since: None,
             was_silent: false,
             was_gone: false,
-            live_since: None,
             own_addresses_taken: false,
             connect_failures: 0,
             look_at: i64::MIN,
@@ -316,9 +318,9 @@ impl MirrorWorker {
             });
             return;
         }
+        self.receiver.heard(turn.now);
         if self.handled == self.stream.len() {
             self.receive_spare = std::mem::replace(&mut self.stream, bytes);
-        self.receiver.heard(turn.now);
         } else {
             self.stream.drain(..self.handled);
             self.stream.extend_from_slice(&bytes);
@@ -499,17 +501,14 @@ impl MirrorWorker {
         );
         self.receiver.disconnected(now);
         self.close_datagrams();
-        // A session that delivered starts the pauses anew.
-        if live {
-            self.pause = self.parts.reconnect;
-        }
-        self.hurried = false;
+        (self.live_since, self.was_live, self.hurried) = (None, false, false);
         if let Some(socket) = &self.socket {
             tcp::shutdown(socket.as_fd(), Shutdown::Both);
         }
         self.link = Link::Closing;
         if self.parts.once {
-            let _ = self.parts.end.set(what.map(drop).map_err(str::to_string));
+            let asked = self.stopping;
+            let _ = self.parts.end.set(what.map(drop).or_else(|what| if asked { Ok(()) } else { Err(what.to_string()) }));
         }
     }
 
@@ -544,6 +543,8 @@ impl MirrorWorker {
         if status.live != self.was_live {
             self.was_live = status.live;
             if status.live {
+                // A session that delivers starts the pauses anew.
+                (self.live_since, self.pause) = (Some(now), self.parts.reconnect);
                 tracing::info!(
                     mirror = self.parts.name,
                     transport = ?status.transport,

@@ -128,6 +128,15 @@ impl Sluice {
         self.wait().code()
     }
 
+    /// Asks one that was started with `--json` to end; what it told last.
+    pub fn terminate_json(mut self) -> serde_json::Value {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(self.wait().code(), Some(0));
+        let log = self.log();
+        let told = log.lines().rev().find(|line| line.starts_with('{')).expect("JSON");
+        serde_json::from_str(told).expect("JSON")
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         let what = format!("the end of {}", self.what);
@@ -267,21 +276,21 @@ pub enum Way {
 impl Way {
     pub const ALL: [Way; 3] = [Way::Tcp, Way::Unicast, Way::Multicast];
 
-    /// More arguments for serve.
-    pub fn serve(self) -> Vec<String> {
-        match self {
-            Way::Tcp => Vec::new(),
-            Way::Unicast => vec!["--udp".into(), udp_port().to_string()],
-            Way::Multicast => vec!["--multicast".into(), group(), "--iface".into(), "127.0.0.1".into()],
-        }
-    }
-
     /// What the log of a mirror says of it.
     pub fn told(self) -> &'static str {
         match self {
             Way::Tcp => "Some(Stream)",
             Way::Unicast => "Some(Unicast(",
             Way::Multicast => "Some(Multicast(",
+        }
+    }
+
+    /// More arguments for serve.
+    pub fn serve(self) -> Vec<String> {
+        match self {
+            Way::Tcp => Vec::new(),
+            Way::Unicast => vec!["--udp".into(), udp_port().to_string()],
+            Way::Multicast => vec!["--multicast".into(), group(), "--iface".into(), "127.0.0.1".into()],
         }
     }
 

@@ -755,6 +755,31 @@ fn a_silent_source_is_noticed_and_given_up() {
 }
 
 #[test]
+fn frames_that_take_longer_than_the_limits_of_silence_come_through() {
+    let ring = source(1 << 12, 4);
+    for (serve, mirror) in [(plain_serve(), MirrorSettings::default()), (unicast_serve(), MirrorSettings::default())] {
+        let mut pair = Pair::new(serve, mirror, &ring);
+        // A frame of which a little comes each second, and nothing else.
+        let mut out = Vec::new();
+        for _ in 0..20 {
+            pair.now += SECOND;
+            pair.receiver.heard(pair.now);
+            assert_ne!(pair.receiver.poll_stream(&mut out, pair.now), StreamPoll::Close(CloseReason::SourceSilent));
+        }
+        // And a send that is done little by little.
+        let id = say_hello(&mut pair.sender, MIRROR, WANT_OLDEST, 0, pair.now);
+        assert_eq!(pair.sender.poll_stream(id, &mut Vec::new(), pair.now), StreamPoll::Data);
+        for _ in 0..20 {
+            pair.now += SECOND;
+            pair.sender.on_sent(id, pair.now);
+            assert!(pair.sender.next_closed(pair.now).is_none_or(|(closed, _)| closed != id));
+        }
+        pair.now += 5 * SECOND;
+        assert_eq!(pair.sender.next_closed(pair.now), Some((id, CloseReason::WriteTimeout)));
+    }
+}
+
+#[test]
 fn a_stream_that_answers_nothing_is_given_up_although_datagrams_come() {
     let ring = source(1024, 4);
     let mut pair = Pair::new(unicast_serve(), MirrorSettings::default(), &ring);

@@ -13,7 +13,7 @@ use crate::wire::mirror::{
     SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, heartbeat_flag, hello_flag, kind,
 };
 
-/// A send that is not done after this long ends the session (the peer's write timeout).
+/// A send of which nothing was done for this long ends the session (the peer's write timeout).
 pub const WRITE_NS_MAX: i64 = 5 * NANOS_PER_SECOND;
 
 /// How long records wait for company before they are sent.
@@ -539,6 +539,16 @@ impl<R: SourceRing> Sender<R> {
         StreamPoll::Data
     }
 
+    /// A part of a session's send that is under way is on its way: a mirror that reads slowly is not one that does not read.
+    pub fn on_sent(&mut self, id: SessionId, now: i64) {
+        if let Some(at) = self.find(id)
+            && let Some(session) = self.slots[at].as_mut()
+            && session.sending_ns.is_some()
+        {
+            session.sending_ns = Some(now);
+        }
+    }
+
     /// Sends at most about `max` datagrams; says how many were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams, max: usize) -> usize {
         self.expire_punches(now);
@@ -842,6 +852,11 @@ impl<R: SourceRing> Sender<R> {
             return None;
         }
         let at = self.find(*self.tokens.get(&header.sequence)?)?;
+        // Only what has a token costs more than receiving it, and only its holders use the allowance up.
+        if self.punches.left(now) <= 0 {
+            return None;
+        }
+        self.punches.left -= 1;
         let session = self.slots[at].as_mut().expect("found");
         match session.punch_opener.as_mut() {
             Some(opener) => {
@@ -852,11 +867,6 @@ impl<R: SourceRing> Sender<R> {
             None if from.ip().to_canonical() != session.peer.ip().to_canonical() => return None,
             None => {}
         }
-        // Only what has a token costs more than receiving it, and only its holders use the allowance up.
-        if self.punches.left(now) <= 0 {
-            return None;
-        }
-        self.punches.left -= 1;
         let moved_ns = match session.punched {
             Some(punched) if punched.address == from => punched.moved_ns,
             Some(punched) if now - punched.moved_ns < PUNCH_MOVE_NS => return None,
