@@ -460,9 +460,7 @@ impl ServeWorker {
                 StreamPoll::Data => {
                     let next = self.take_spare();
                     let bytes = std::mem::replace(&mut self.outgoing, next);
-                    let Some(connection) = self.connections[at].as_mut() else { continue };
-                    let tag = turn.user_data(SEND | at as u64);
-                    connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, 0, tag).is_ok();
+                    self.send_part(turn, at, bytes, 0);
                     sends += 1;
                 }
             }
