@@ -28,7 +28,7 @@ pub struct LossSettings {
     pub bytes_max: usize,
     /// Time after which a range is asked for again.
     pub repeat_ns: i64,
-    /// Datagrams carry a MAC: what is held needs no doubt.
+    /// Datagrams have a trailer: what is held needs no doubt.
     pub trusted: bool,
 }
 

@@ -192,6 +192,9 @@ pub struct MirrorStatus {
     pub source_head: u64,
     /// When the source was last heard (`now` of that call).
     pub heard_ns: Option<i64>,
+    /// When the last datagram of the source came: with a source that is heard but by datagrams not, their path is blocked, and
+    /// all comes as repair.
+    pub datagram_ns: Option<i64>,
     /// Nothing was heard for longer than the settings' bound, or there is no connection.
     pub silent: bool,
     /// The source answers, but says that its ring's producer is dead or stalls (a source of ours only).
@@ -567,6 +570,7 @@ impl<H: MirrorHost> Receiver<H> {
             source_head: self.session.source_head.max(next.saturating_sub(1)),
             heard_ns: self.session.heard_ns,
             producer_gone: self.session.producer_gone,
+            datagram_ns: self.session.datagram_ns,
             silent: !live || (!self.session.settle && self.silence_ns(now) > bound_ns),
             incarnation: self.incarnation,
             authenticated: self.session.keys.is_some(),
@@ -748,7 +752,8 @@ impl<H: MirrorHost> Receiver<H> {
         }
         (self.geometry, self.incarnation) = (geometry, incarnation);
         (self.begun, self.start_over) = (true, false);
-        self.loss.reset(self.session.keys.is_some());
+        // With a trailer nobody beside the source (and its group) makes datagrams: what is held needs no doubt.
+        self.loss.reset(self.session.opener.is_some());
         self.session.source_head = first - 1;
         self.session.settle = true;
         self.session.heard_ns = Some(now);
