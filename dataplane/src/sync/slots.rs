@@ -145,14 +145,19 @@ pub fn copy_out<W: Load, T>(words: &[W]) -> Copied<T> {
 pub fn copy_in<W: Word>(words: &[W], bytes: &[u8]) {
     // One look at the length; of a record's constant size the compiler then unrolls the rest.
     let words = &words[..bytes.len().div_ceil(WORD_BYTES)];
-    let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
-    for (word, bytes) in words.iter().zip(whole) {
+    let (pairs, rest) = bytes.as_chunks::<{ 2 * WORD_BYTES }>();
+    for (pair, bytes) in words.as_chunks::<2>().0.iter().zip(pairs) {
+        W::store_pair(pair, bytes);
+    }
+    let left = &words[2 * pairs.len()..];
+    let (whole, rest) = rest.as_chunks::<WORD_BYTES>();
+    for (word, bytes) in left.iter().zip(whole) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
-    if !rest.is_empty() {
+    if let Some(word) = left.get(whole.len()) {
         let mut last = [0; WORD_BYTES];
         last[..rest.len()].copy_from_slice(rest);
-        words[whole.len()].store(u64::from_ne_bytes(last), Ordering::Relaxed);
+        word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
     }
 }
 
