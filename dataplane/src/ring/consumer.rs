@@ -436,7 +436,7 @@ impl<T: Record> RingConsumer<T> {
     }
 
     /// The next record, if it is there. Its sequence is [`RingConsumer::cursor`] − 1 afterwards.
-    #[inline]
+    #[inline(always)]
     pub fn try_recv(&mut self) -> Option<T> {
         let record = self.take()?;
         self.reader.tell();

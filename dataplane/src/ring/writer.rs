@@ -9,7 +9,7 @@ use crate::sync::gate::{self, Barrier};
 use crate::sync::slots;
 use crate::sys::clock::monotonic_coarse_ms;
 use crate::sys::futex;
-use crate::sys::shm::{HalfAt, MapOptions, Mapping, RingFile, WordAt, Words, random_nonzero};
+use crate::sys::shm::{HalfAt, MapOptions, Mapping, RingFile, Rows, WordAt, Words, random_nonzero};
 use crate::wire::ring::{ARENA_HEADER_BYTES, Arena, Geometry, HEADER_BYTES, Header, MAGIC, Placed, offset};
 
 /// Where a ring's memory comes from.
@@ -38,9 +38,7 @@ pub(super) struct Writer {
     pub file: Option<RingFile>,
     keep: bool,
     mapping: Mapping,
-    slots: Words,
-    stride: usize,
-    mask: u64,
+    slots: Rows,
     /// The sequence that is written next.
     pub next: u64,
     head: WordAt,
@@ -152,7 +150,7 @@ impl Writer {
 
     fn of(mapping: Mapping, file: Option<RingFile>, keep: bool, header: &Header, next: u64) -> Writer {
         let geometry = header.geometry;
-        let words = geometry.capacity as usize * geometry.element_size as usize / 8;
+        let (slots_offset, stride) = (geometry.slots_offset as usize, geometry.element_size as usize / 8);
         // In this process's own memory nobody needs a barrier from another one.
         let registered = file.is_some() && futex::register_barrier();
         let writer = Writer {
@@ -160,9 +158,7 @@ impl Writer {
             incarnation: header.incarnation,
             file,
             keep,
-            slots: mapping.words(geometry.slots_offset as usize, words),
-            stride: geometry.element_size as usize / 8,
-            mask: geometry.capacity - 1,
+            slots: mapping.rows(slots_offset, geometry.capacity, stride),
             next,
             head: mapping.word(offset::WRITE_SEQ),
             futex: mapping.half(offset::FUTEX_WORD),
@@ -187,23 +183,28 @@ impl Writer {
     /// The slot of `sequence`.
     #[inline(always)]
     pub fn slot(&self, sequence: u64) -> &[AtomicU64] {
-        let at = (sequence & self.mask) as usize * self.stride;
-        &self.slots[at..at + self.stride]
+        self.slots.row(sequence)
     }
 
     /// Makes everything below `next` the ring's head, and wakes sleepers.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if gate::publish(&*self.head, &*self.waiting, self.next - 1, self.barrier) {
-            self.wake();
-        }
-        if self.beats {
-            self.beat();
+        let sleeping = gate::publish(&*self.head, &*self.waiting, self.next - 1, self.barrier);
+        if sleeping || self.beats {
+            self.after_publish(sleeping);
         }
     }
 
+    /// Out of line, so that a push that has nothing to do here needs no stack.
     #[cold]
     #[inline(never)]
+    fn after_publish(&mut self, sleeping: bool) {
+        if sleeping {
+            self.wake();
+        }
+        self.beat_if_asked();
+    }
+
     fn wake(&mut self) {
         gate::mark(&*self.futex);
         if futex::wake_all(&self.futex) > 0 {

@@ -877,6 +877,26 @@ fn a_fixed_linger_waits_for_company_and_auto_does_not() {
 }
 
 #[test]
+fn a_group_of_the_peers_mirrors_gets_the_peers_datagrams_and_one_of_ours_a_trailer() {
+    let ring = source(1024, 4);
+    let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
+    let multicast = Some(MulticastSettings { group, ttl: 1 });
+    let mut sender = serving(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
+    let sent = |sender: &mut Sender<MemoryRing>, now: i64| {
+        ring.produce(1, 1);
+        let mut wire = Wire::default();
+        sender.poll_datagrams(now, &mut wire, 64);
+        wire.0.iter().map(|(_, bytes)| bytes.len() - HEADER_BYTES - FIXED_PAYLOAD_BYTES).sum::<usize>()
+    };
+    say_hello(&mut sender, MIRROR, WANT_NEW, hello_flag::UNICAST, 0);
+    assert_eq!(sent(&mut sender, 1), 0);
+    let ours = say_hello(&mut sender, FOREIGN, WANT_NEW, hello_flag::UNICAST | hello_flag::EXTENDED, 0);
+    assert_eq!(sent(&mut sender, 2), 16);
+    sender.on_closed(ours);
+    assert_eq!(sent(&mut sender, 3), 0);
+}
+
+#[test]
 fn a_burst_leaves_in_one_send_of_equal_datagrams() {
     struct Segments(Vec<(usize, Option<u16>)>);
     impl Datagrams for Segments {

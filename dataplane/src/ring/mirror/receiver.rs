@@ -11,7 +11,8 @@ use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome,
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
-    STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, hello_flag, kind, same_layout,
+    STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, heartbeat_flag,
+    hello_flag, kind, same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -193,6 +194,8 @@ pub struct MirrorStatus {
     pub heard_ns: Option<i64>,
     /// Nothing was heard for longer than the settings' bound, or there is no connection.
     pub silent: bool,
+    /// The source answers, but says that its ring's producer is dead or stalls (a source of ours only).
+    pub producer_gone: bool,
     /// The source's incarnation; 0 is none or unknown.
     pub incarnation: u64,
     /// The session is authenticated.
@@ -252,7 +255,7 @@ pub struct ReceiverCounters {
     pub malformed: u64,
     /// Datagrams whose MAC is wrong.
     pub forged: u64,
-    /// Datagrams whose counter was seen or is too old.
+    /// Datagrams whose counter was seen (a second copy's, too) or is too old.
     pub replayed: u64,
     /// Records that the local ring did not take: a gap.
     pub unwritable_records: u64,
@@ -284,6 +287,8 @@ pub struct Receiver<H: MirrorHost> {
     /// The next session asks for all that is retained and begins a new file.
     start_over: bool,
     loss: Loss,
+    /// The last PUNCH.
+    punch: Vec<u8>,
     session: Session,
 }
 
@@ -313,6 +318,8 @@ struct Session {
     progress_ns: i64,
     /// Time went by unseen (a ring was made): hearing begins with the next look.
     settle: bool,
+    /// The source says that its ring's producer is dead or stalls.
+    producer_gone: bool,
     source_head: u64,
 }
 
@@ -341,6 +348,7 @@ impl Session {
             heard_ns: None,
             progress_ns: 0,
             settle: false,
+            producer_gone: false,
             source_head: 0,
         }
     }
@@ -367,6 +375,7 @@ impl<H: MirrorHost> Receiver<H> {
             begun: false,
             start_over: false,
             loss,
+            punch: Vec::with_capacity(HEADER_BYTES + TRAILER_BYTES),
             session: Session::new(Phase::Down),
         }
     }
@@ -507,12 +516,12 @@ impl<H: MirrorHost> Receiver<H> {
             return 0;
         }
         let header = Header::bare(kind::PUNCH, self.session.session, self.session.token);
-        // Rare: five a second at most.
-        let mut datagram = header.encode().to_vec();
+        self.punch.clear();
+        self.punch.extend_from_slice(&header.encode());
         if let Some(sealer) = self.session.punch_sealer.as_mut() {
-            sealer.seal(&mut datagram, 0);
+            sealer.seal(&mut self.punch, 0);
         }
-        if out.send(Destination::Unicast(to), &datagram, None) == SendOutcome::WouldBlock {
+        if out.send(Destination::Unicast(to), &self.punch, None) == SendOutcome::WouldBlock {
             return 0;
         }
         self.session.punched_ns = Some(now);
@@ -557,6 +566,7 @@ impl<H: MirrorHost> Receiver<H> {
             first: self.first,
             source_head: self.session.source_head.max(next.saturating_sub(1)),
             heard_ns: self.session.heard_ns,
+            producer_gone: self.session.producer_gone,
             silent: !live || (!self.session.settle && self.silence_ns(now) > bound_ns),
             incarnation: self.incarnation,
             authenticated: self.session.keys.is_some(),
@@ -795,6 +805,7 @@ impl<H: MirrorHost> Receiver<H> {
                         self.start_over = true;
                         return Err(CloseReason::OtherHistory);
                     }
+                    self.session.producer_gone = false;
                     self.skip_to(header.sequence);
                     self.write(records, header.sequence);
                 } else {
@@ -822,6 +833,8 @@ impl<H: MirrorHost> Receiver<H> {
                     return Err(CloseReason::SequenceLimit);
                 }
                 self.counters.heartbeats += 1;
+                let gone = header.flags & heartbeat_flag::NO_PRODUCER != 0;
+                self.session.producer_gone = gone && self.session.ext.is_some();
                 self.session.source_head = self.session.source_head.max(header.sequence);
                 if !streams {
                     self.loss.announced_at_least(header.sequence);
