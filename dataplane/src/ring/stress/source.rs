@@ -220,7 +220,7 @@ fn conduct<const W: usize>(hall: &Hall, mut producer: RingProducer<[u64; W]>) ->
     let settings = hall.settings;
     let all = |count: fn(&State) -> usize| move |state: &State| (count(state) >= settings.readers).then_some(());
     if hall.until(hall.until_ns, all(|state| state.ready))?.is_none() {
-        let (ready, entered) = (hall.state().ready, hall.state().entered);
+        let State { ready, entered, .. } = *hall.state();
         let what = format!(
             "{ready} of {} readers were ready within {:?} ({entered} connected): each needs a mirror of {} on its host",
             settings.readers,
@@ -310,10 +310,7 @@ fn be_ready(hall: &Hall, link: &mut Link<'_>) -> Result<(), StressError> {
     link.expect(Kind::Ready, 0, hall.until_ns).map(drop)
 }
 
-fn compare_before<'a>(
-    hall: &Hall,
-    mut link: Link<'a>,
-) -> Result<(Link<'a>, super::offset::Offset), StressError> {
+fn compare_before<'a>(hall: &Hall, mut link: Link<'a>) -> Result<(Link<'a>, super::offset::Offset), StressError> {
     hall.reach(Phase::Comparing)?;
     let before = compare_alone(hall, &mut link)?;
     hall.change(|state| state.compared += 1);
