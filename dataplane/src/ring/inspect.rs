@@ -50,7 +50,7 @@ impl Inspected {
     /// Whether a slot can lie across two cache lines although it would fit one: every read then moves two.
     pub fn slots_straddle_lines(&self) -> bool {
         let bytes = self.header.geometry.element_size;
-        bytes % 64 != 0 && 64 % bytes != 0
+        !bytes.is_multiple_of(64) && !64_u32.is_multiple_of(bytes)
     }
 }
 

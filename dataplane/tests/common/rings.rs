@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sluice::ring::consumer::{ConsumerSettings, Received, RingConsumer, StartAt};
 use sluice::ring::producer::{RingProducer, RingSettings};
 use sluice::ring::wait::Wait;
+use sluice::sys::clock;
 
 /// A record: its sequence, the life of its producer, and five words that follow from both. One cache line in a slot.
 pub type Record = [u64; 7];
@@ -66,17 +67,18 @@ impl Writer {
         let thread = std::thread::spawn({
             let (stop, written) = (stop.clone(), written.clone());
             move || {
-                let started = Instant::now();
+                let started = clock::monotonic_ns();
                 let mut sequence = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    let due = (started.elapsed().as_micros() as u64 * per_second / 1_000_000 + 1).min(count);
+                    let due =
+                        ((clock::monotonic_ns() - started) as u64 / 1_000 * per_second / 1_000_000 + 1).min(count);
                     while sequence < due {
                         sequence += 1;
                         assert_eq!(producer.push(&record(life, sequence)), sequence);
                     }
                     written.store(sequence, Ordering::Relaxed);
                     producer.beat();
-                    std::thread::sleep(Duration::from_micros(200));
+                    clock::sleep(Duration::from_micros(200));
                 }
             }
         });
@@ -131,22 +133,22 @@ impl Reader {
     #[track_caller]
     pub fn open(path: &Path, start: StartAt, patience: Duration) -> Reader {
         let settings = ConsumerSettings { follow: true, ..ConsumerSettings::default() };
-        let end = Instant::now() + patience;
+        let end = clock::monotonic_ns() + patience.as_nanos() as i64;
         loop {
             match RingConsumer::open(path, start, &settings) {
                 Ok(consumer) => return Reader { consumer, runs: vec![Seen::default()] },
-                Err(error) => assert!(Instant::now() < end, "{}: {error}", path.display()),
+                Err(error) => assert!(clock::monotonic_ns() < end, "{}: {error}", path.display()),
             }
-            std::thread::sleep(Duration::from_millis(5));
+            clock::sleep(Duration::from_millis(5));
         }
     }
 
     /// Reads until `enough` says so; panics after `patience`.
     #[track_caller]
     pub fn read_until(&mut self, what: &str, patience: Duration, mut enough: impl FnMut(&Seen) -> bool) {
-        let end = Instant::now() + patience;
+        let end = clock::monotonic_ns() + patience.as_nanos() as i64;
         while !enough(self.runs.last().expect("one at least")) {
-            assert!(Instant::now() < end, "not within {patience:?}: {what}; seen {:?}", self.runs);
+            assert!(clock::monotonic_ns() < end, "not within {patience:?}: {what}; seen {:?}", self.runs);
             match self.consumer.recv(Wait::Backoff, Duration::from_millis(20)).expect("a readable ring") {
                 Received::Record { sequence, record } => self.take(sequence, record),
                 Received::Replaced { .. } => self.runs.push(Seen::default()),

@@ -45,6 +45,8 @@ fn read_to_the_end(mut follower: FeedFollower, stamp: StampOrigin) -> BTreeMap<S
         let record = match follower.recv(Wait::default(), PATIENCE).expect("a readable ring") {
             Received::Record { record, .. } => record,
             Received::Died => break,
+            // A machine that is busy with other tests holds the publisher up.
+            Received::Stalled | Received::Resumed => continue,
             other => panic!("{other:?} while reading"),
         };
         assert_eq!(record.ring_sequence, next, "the ring's own sequence is dense");
@@ -154,7 +156,11 @@ fn ring_feed_does_not_wait_for_a_disk_that_stands_still() {
         let reports = running.capture.reports();
         let streams = reports.iter().filter_map(|(_, report)| report.as_ref()).flat_map(|report| &report.streams);
         let unique: u64 = streams.map(|stream| stream.counts.unique).sum();
-        unique > 20_000 && number(&running.capture.glance()["feeds"][0]["published"]) == unique
+        let status = running.capture.glance();
+        let passed = |queue: &Value| number(&queue["data_segments"]) + number(&queue["heartbeats"]);
+        let passed: u64 = status["queues"].as_array().expect("queues").iter().map(passed).sum();
+        let feed = &status["feeds"][0];
+        number(&feed["segments"]) == passed && unique > 1_000 && number(&feed["published"]) == unique
     });
     assert!(tampering.disk_stalls.load(Relaxed));
     tampering.disk_stalls.store(false, Relaxed);

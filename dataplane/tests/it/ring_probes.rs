@@ -699,6 +699,31 @@ fn a_silent_source_is_noticed_and_given_up() {
 }
 
 #[test]
+fn a_stream_that_answers_nothing_is_given_up_although_datagrams_come() {
+    let ring = source(1024, 4);
+    let mut pair = Pair::new(unicast_serve(), MirrorSettings::default(), &ring);
+    pair.lose = |header| header.kind == kind::DATA;
+    ring.produce(1, 3);
+    let begun = pair.now;
+    // Heartbeats arrive, and tell of records that the dead stream never brings.
+    loop {
+        let mut wire = Wire::default();
+        pair.sender.poll_datagrams(pair.now, &mut wire, 64);
+        for (_, bytes) in wire.0.into_iter().filter(|(_, bytes)| !(pair.lose)(&Header::decode(bytes).unwrap())) {
+            pair.receiver.on_datagram(SOURCE_UDP, &bytes, pair.now);
+        }
+        let mut out = Vec::new();
+        if let StreamPoll::Close(reason) = pair.receiver.poll_stream(&mut out, pair.now) {
+            assert_eq!(reason, CloseReason::SourceSilent);
+            break;
+        }
+        pair.now += 10 * MS;
+        assert!(pair.now < begun + DEAD_NS + SECOND);
+    }
+    assert!(pair.now >= begun + DEAD_NS - 100 * MS, "after {} ms", (pair.now - begun) / MS);
+}
+
+#[test]
 fn a_mirror_that_does_not_read_is_given_up_after_five_seconds_and_slows_nobody() {
     let ring = source(64, 4);
     let mut sender = serving(plain_serve(), &ring);
@@ -849,6 +874,26 @@ fn a_fixed_linger_waits_for_company_and_auto_does_not() {
             assert_eq!(Header::decode(&wire.0[0].1).unwrap().count, 3);
         }
     }
+}
+
+#[test]
+fn a_group_of_the_peers_mirrors_gets_the_peers_datagrams_and_one_of_ours_a_trailer() {
+    let ring = source(1024, 4);
+    let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
+    let multicast = Some(MulticastSettings { group, ttl: 1 });
+    let mut sender = serving(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
+    let sent = |sender: &mut Sender<MemoryRing>, now: i64| {
+        ring.produce(1, 1);
+        let mut wire = Wire::default();
+        sender.poll_datagrams(now, &mut wire, 64);
+        wire.0.iter().map(|(_, bytes)| bytes.len() - HEADER_BYTES - FIXED_PAYLOAD_BYTES).sum::<usize>()
+    };
+    say_hello(&mut sender, MIRROR, WANT_NEW, hello_flag::UNICAST, 0);
+    assert_eq!(sent(&mut sender, 1), 0);
+    let ours = say_hello(&mut sender, FOREIGN, WANT_NEW, hello_flag::UNICAST | hello_flag::EXTENDED, 0);
+    assert_eq!(sent(&mut sender, 2), 16);
+    sender.on_closed(ours);
+    assert_eq!(sent(&mut sender, 3), 0);
 }
 
 #[test]

@@ -6,5 +6,6 @@ mod common;
 mod arbiter;
 mod day;
 mod ring;
+mod ring_paths;
 mod ring_world;
 mod store;

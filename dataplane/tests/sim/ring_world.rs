@@ -46,6 +46,8 @@ pub struct Link {
     pub stream_bytes_per_second: i64,
     /// Whether TCP loses too: a lost segment comes a retransmission later, and what follows waits for it.
     pub stream_loss: bool,
+    /// What a sender takes to learn of a lost segment, beyond the round trip.
+    pub stream_repair_ns: i64,
 }
 
 /// What one seed is about.
@@ -110,6 +112,8 @@ impl Plan {
             mtu: [1472, 1472, 300][g.random_range(0..3usize)],
             stream_bytes_per_second: [100_000, 10_000_000, 1 << 40][g.random_range(0..3usize)],
             stream_loss: g.random_bool(0.3),
+            // Too few segments follow for fast retransmission: the stack's shortest timeout.
+            stream_repair_ns: 200 * MS,
         });
         let links = links.collect();
         Plan {
@@ -124,6 +128,13 @@ impl Plan {
             forged: g.random_bool(0.3),
             blocks: g.random_bool(0.2),
         }
+    }
+}
+
+impl Plan {
+    /// Some session is as the peer's are.
+    fn is_plain(&self) -> bool {
+        !self.serve.extension || self.mirror.iter().any(|settings| !settings.extension)
     }
 }
 
@@ -371,6 +382,16 @@ pub struct World {
     tell: bool,
     tally: Tally,
     faults_ended_ns: i64,
+    /// When each record was produced, and how long it took to mirror 0, if that is watched.
+    watch: Option<Watch>,
+    bytes_used: Vec<u8>,
+}
+
+#[derive(Default)]
+pub struct Watch {
+    produced_ns: Vec<i64>,
+    seen: u64,
+    pub latencies_ns: Vec<i64>,
 }
 
 impl World {
@@ -425,6 +446,8 @@ impl World {
             tell,
             tally: Tally::default(),
             faults_ended_ns: 0,
+            watch: None,
+            bytes_used: Vec::new(),
             source,
             plan,
             g,
@@ -469,6 +492,7 @@ impl World {
                 return Err("400,000 events: something turns in circles".into());
             }
             self.handle(event);
+            self.measure();
             self.judge()?;
         }
         self.now = until;
@@ -566,6 +590,9 @@ impl World {
     pub fn produce(&mut self, count: u64) {
         let ring = self.source.borrow().file.clone().expect("the producer made it");
         ring.produce(self.history, count);
+        if let Some(watch) = &mut self.watch {
+            watch.produced_ns.resize(ring.head() as usize + 1, self.now);
+        }
         self.say(|| format!("produced {count}, head {}", ring.head()));
         self.service_serve(0);
     }
@@ -637,8 +664,7 @@ impl World {
             self.at(0, Event::Datagram { mirror, from: foreign, bytes: bytes.clone() });
             let this = &self.mirrors[mirror];
             let extended = this.settings.extension && self.plan.serve.extension;
-            let unicast = matches!(this.receiver.transport(), Some(Transport::Unicast(_)));
-            if self.plan.serve.key.is_some() || (extended && unicast) {
+            if self.plan.serve.key.is_some() || extended {
                 // With a key, or in a session with a 64-bit number, even the right address proves nothing.
                 bytes.extend_from_slice(&[1; 16]);
                 let from = SocketAddr::new(source_ip, UDP_PORT);
@@ -735,6 +761,11 @@ impl World {
             && !this.attached.as_ref().is_some_and(|old| old.is(&ring))
         {
             this.sender.attach(ring.clone(), now);
+            // Plain sessions are told apart by one byte, which repeats once in 256: that is the protocol's own flaw.
+            while self.plan.is_plain() && self.bytes_used.contains(&this.sender.session_byte()) {
+                this.sender.attach(ring.clone(), now);
+            }
+            self.bytes_used.push(this.sender.session_byte());
             this.attached = Some(ring);
             self.say(|| format!("serve {serve} attaches its ring"));
         }
@@ -990,14 +1021,17 @@ impl World {
         let mirror = self.conns[conn].mirror;
         let link = self.plan.links[mirror];
         let now = self.now;
-        let lost = link.stream_loss && self.g.random_bool(link.loss.min(0.5));
+        let mut lost = 0;
+        while link.stream_loss && self.g.random_bool(link.loss.min(0.5)) {
+            lost += 1;
+        }
         let jitter = self.random(0..=link.jitter_ns);
         let flow = if to_serve { &mut self.conns[conn].to_serve } else { &mut self.conns[conn].to_mirror };
         let took = bytes.len() as i64 * 1_000_000_000 / link.stream_bytes_per_second;
         let begins = flow.busy_until_ns.max(now).max(self.partitioned[mirror]);
         flow.busy_until_ns = begins + took;
-        // Retransmission: a round trip until the loss is seen and repaired, at least what a stack waits.
-        let repair = if lost { 2 * link.delay_ns + 200 * MS } else { 0 };
+        // Each loss costs the way of the acknowledgement that tells of it, and the way of the repair.
+        let repair = lost * (2 * link.delay_ns + link.stream_repair_ns);
         flow.arrives_ns = flow.arrives_ns.max(flow.busy_until_ns + link.delay_ns + jitter + repair);
         flow.sending = true;
         let (sent, arrives) = (flow.busy_until_ns - now, flow.arrives_ns - now);
@@ -1042,6 +1076,27 @@ impl World {
                     self.at(delay, Event::Datagram { mirror, from, bytes: bytes.clone() });
                 }
             }
+        }
+    }
+
+    /// Measures from now on how long records take to mirror 0.
+    pub fn watch(&mut self) {
+        let head = self.source.borrow().file.as_ref().map_or(0, MemoryRing::head);
+        let produced_ns = vec![self.now; head as usize + 1];
+        self.watch = Some(Watch { produced_ns, seen: head, latencies_ns: Vec::new() });
+    }
+
+    /// What was measured.
+    pub fn watched(&mut self) -> Watch {
+        self.watch.take().expect("watched")
+    }
+
+    fn measure(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        let head = self.mirrors[0].disk.borrow().file.as_ref().map_or(0, MemoryRing::head);
+        while watch.seen < head {
+            watch.seen += 1;
+            watch.latencies_ns.push(self.now - watch.produced_ns[watch.seen as usize]);
         }
     }
 

@@ -11,7 +11,8 @@ use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome,
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
-    STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, hello_flag, kind, same_layout,
+    STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, heartbeat_flag,
+    hello_flag, kind, same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -193,6 +194,8 @@ pub struct MirrorStatus {
     pub heard_ns: Option<i64>,
     /// Nothing was heard for longer than the settings' bound, or there is no connection.
     pub silent: bool,
+    /// The source answers, but says that its ring's producer is dead or stalls (a source of ours only).
+    pub producer_gone: bool,
     /// The source's incarnation; 0 is none or unknown.
     pub incarnation: u64,
     /// The session is authenticated.
@@ -252,7 +255,7 @@ pub struct ReceiverCounters {
     pub malformed: u64,
     /// Datagrams whose MAC is wrong.
     pub forged: u64,
-    /// Datagrams whose counter was seen or is too old.
+    /// Datagrams whose counter was seen (a second copy's, too) or is too old.
     pub replayed: u64,
     /// Records that the local ring did not take: a gap.
     pub unwritable_records: u64,
@@ -284,6 +287,8 @@ pub struct Receiver<H: MirrorHost> {
     /// The next session asks for all that is retained and begins a new file.
     start_over: bool,
     loss: Loss,
+    /// The last PUNCH.
+    punch: Vec<u8>,
     session: Session,
 }
 
@@ -309,8 +314,12 @@ struct Session {
     punched_ns: Option<i64>,
     datagram_ns: Option<i64>,
     heard_ns: Option<i64>,
+    /// When nothing was missing, or some of it came, or the stream said something.
+    progress_ns: i64,
     /// Time went by unseen (a ring was made): hearing begins with the next look.
     settle: bool,
+    /// The source says that its ring's producer is dead or stalls.
+    producer_gone: bool,
     source_head: u64,
 }
 
@@ -337,7 +346,9 @@ impl Session {
             punched_ns: None,
             datagram_ns: None,
             heard_ns: None,
+            progress_ns: 0,
             settle: false,
+            producer_gone: false,
             source_head: 0,
         }
     }
@@ -364,6 +375,7 @@ impl<H: MirrorHost> Receiver<H> {
             begun: false,
             start_over: false,
             loss,
+            punch: Vec::with_capacity(HEADER_BYTES + TRAILER_BYTES),
             session: Session::new(Phase::Down),
         }
     }
@@ -424,6 +436,7 @@ impl<H: MirrorHost> Receiver<H> {
         };
         self.counters.frames += 1;
         self.session.heard_ns = Some(now);
+        self.session.progress_ns = now;
         match self.on_frame(&header, frame, now) {
             Ok(()) => StreamStep::Frame { bytes: frame.len() },
             Err(reason) => self.close(reason),
@@ -432,10 +445,8 @@ impl<H: MirrorHost> Receiver<H> {
 
     /// One datagram; what it completes is visible to readers when this returns.
     pub fn on_datagram(&mut self, from: SocketAddr, bytes: &[u8], now: i64) {
-        if self.datagram(from, bytes, now) {
-            self.publish();
-        }
-        self.ask(now);
+        let written = self.datagram(from, bytes, now);
+        self.after_datagrams(written, now);
     }
 
     /// Several datagrams that came as one (UDP GRO): each has `segment_bytes`, the last may have fewer. Handles at most
@@ -447,11 +458,17 @@ impl<H: MirrorHost> Receiver<H> {
             written |= self.datagram(from, datagram, now);
             used += datagram.len();
         }
+        self.after_datagrams(written, now);
+        used
+    }
+
+    #[inline]
+    fn after_datagrams(&mut self, written: bool, now: i64) {
         if written {
             self.publish();
+            self.session.progress_ns = now;
         }
         self.ask(now);
-        used
     }
 
     /// The connection is gone. The ring stays open and is continued if the next session allows it.
@@ -470,12 +487,14 @@ impl<H: MirrorHost> Receiver<H> {
             Phase::Live => {
                 if core::mem::take(&mut self.session.settle) {
                     self.session.heard_ns = Some(now);
+                    self.session.progress_ns = now;
                 }
-                if self.silence_ns(now) >= DEAD_NS {
+                self.ask(now);
+                // Datagrams alone prove nothing about the stream: with a hole that nothing fills it is as dead.
+                if self.silence_ns(now) >= DEAD_NS || now - self.session.progress_ns >= DEAD_NS {
                     self.close(CloseReason::SourceSilent);
                     return StreamPoll::Close(CloseReason::SourceSilent);
                 }
-                self.ask(now);
             }
             _ if now - self.session.connected_ns >= self.settings.handshake_ns_max => {
                 self.close(CloseReason::HandshakeTimeout);
@@ -497,12 +516,12 @@ impl<H: MirrorHost> Receiver<H> {
             return 0;
         }
         let header = Header::bare(kind::PUNCH, self.session.session, self.session.token);
-        // Rare: five a second at most.
-        let mut datagram = header.encode().to_vec();
+        self.punch.clear();
+        self.punch.extend_from_slice(&header.encode());
         if let Some(sealer) = self.session.punch_sealer.as_mut() {
-            sealer.seal(&mut datagram, 0);
+            sealer.seal(&mut self.punch, 0);
         }
-        if out.send(Destination::Unicast(to), &datagram, None) == SendOutcome::WouldBlock {
+        if out.send(Destination::Unicast(to), &self.punch, None) == SendOutcome::WouldBlock {
             return 0;
         }
         self.session.punched_ns = Some(now);
@@ -518,7 +537,8 @@ impl<H: MirrorHost> Receiver<H> {
             _ if !session.outbox.is_empty() => Some(i64::MIN),
             Phase::Live => {
                 let heard_ns = session.heard_ns.unwrap_or(session.connected_ns);
-                [Some(heard_ns + DEAD_NS), self.loss.deadline(), self.punch_due_ns()].into_iter().flatten().min()
+                let dead_ns = Some(heard_ns.min(session.progress_ns) + DEAD_NS);
+                [dead_ns, self.loss.deadline(), self.punch_due_ns()].into_iter().flatten().min()
             }
             _ => Some(session.connected_ns + self.settings.handshake_ns_max),
         }
@@ -546,6 +566,7 @@ impl<H: MirrorHost> Receiver<H> {
             first: self.first,
             source_head: self.session.source_head.max(next.saturating_sub(1)),
             heard_ns: self.session.heard_ns,
+            producer_gone: self.session.producer_gone,
             silent: !live || (!self.session.settle && self.silence_ns(now) > bound_ns),
             incarnation: self.incarnation,
             authenticated: self.session.keys.is_some(),
@@ -784,6 +805,7 @@ impl<H: MirrorHost> Receiver<H> {
                         self.start_over = true;
                         return Err(CloseReason::OtherHistory);
                     }
+                    self.session.producer_gone = false;
                     self.skip_to(header.sequence);
                     self.write(records, header.sequence);
                 } else {
@@ -811,6 +833,8 @@ impl<H: MirrorHost> Receiver<H> {
                     return Err(CloseReason::SequenceLimit);
                 }
                 self.counters.heartbeats += 1;
+                let gone = header.flags & heartbeat_flag::NO_PRODUCER != 0;
+                self.session.producer_gone = gone && self.session.ext.is_some();
                 self.session.source_head = self.session.source_head.max(header.sequence);
                 if !streams {
                     self.loss.announced_at_least(header.sequence);
@@ -949,6 +973,7 @@ impl<H: MirrorHost> Receiver<H> {
         let next = self.next();
         self.counters.held_dropped = self.loss.dropped();
         if self.session.phase != Phase::Live || self.loss.is_quiet(next) {
+            self.session.progress_ns = now;
             return;
         }
         while self.session.outbox.len() < OUTBOX_BYTES_MAX
