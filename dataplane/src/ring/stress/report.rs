@@ -77,8 +77,8 @@ impl Counts {
     /// sequence, and the records that it left out by declared gaps; `None` where that is not known (there the reader's first
     /// counts, and every hole of the ring as declared).
     pub fn delivery(&self, mirror: Option<(u64, u64)>, last: u64) -> Delivery {
-        let own = if self.received > 0 { self.first } else { 1 };
-        let first = mirror.map_or(own, |(first, _)| first.clamp(1, own));
+        let own = (self.received > 0).then_some(self.first);
+        let first = mirror.map_or(own.unwrap_or(1), |(first, _)| first.clamp(1, own.unwrap_or(u64::MAX)));
         let expected = (last + 1).saturating_sub(first);
         let before = if self.received > 0 { self.first - first } else { 0 };
         let undeclared = mirror.map_or(0, |(_, declared)| self.skipped.saturating_sub(declared));

@@ -220,7 +220,7 @@ fn conduct<const W: usize>(hall: &Hall, mut producer: RingProducer<[u64; W]>) ->
     let settings = hall.settings;
     let all = |count: fn(&State) -> usize| move |state: &State| (count(state) >= settings.readers).then_some(());
     if hall.until(hall.until_ns, all(|state| state.ready))?.is_none() {
-        let (ready, entered) = (hall.state().ready, hall.state().entered);
+        let State { ready, entered, .. } = *hall.state();
         let what = format!(
             "{ready} of {} readers were ready within {:?} ({entered} connected): each needs a mirror of {} on its host",
             settings.readers,
