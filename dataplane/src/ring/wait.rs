@@ -66,6 +66,10 @@ impl Waiting {
     /// Passes a moment after an empty poll for `cursor`; `look_ns` is when a look at the producer is due.
     pub fn turn(&mut self, view: &View, cursor: u64, look_ns: i64) -> Turn {
         self.turns = self.turns.saturating_add(1);
+        if self.turns == u32::MAX {
+            // Minutes of polling: it goes on, and so do its looks at the clock.
+            self.turns = SPINS_BEFORE_YIELD;
+        }
         let spins = match self.wait {
             Wait::Spin => u32::MAX,
             Wait::Backoff => SPINS_BEFORE_YIELD,
@@ -75,10 +79,6 @@ impl Waiting {
         if polls && !self.turns.is_multiple_of(POLLS_PER_CLOCK) && !self.timeout.is_zero() {
             std::hint::spin_loop();
             return Turn::Poll;
-        }
-        if self.turns == u32::MAX {
-            // Spinning goes on, and so do its looks at the clock.
-            self.turns = SPINS_BEFORE_YIELD;
         }
         let now_ns = monotonic_ns();
         let timeout_ns = i64::try_from(self.timeout.as_nanos()).unwrap_or(i64::MAX);
@@ -107,6 +107,32 @@ impl Waiting {
             }
             _ if self.turns < TURNS_BEFORE_SLEEP => std::thread::yield_now(),
             _ => clock::sleep(length.min(PAUSE)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::RingSettings;
+    use crate::ring::writer::Writer;
+    use crate::wire::ring::Geometry;
+
+    fn view() -> View {
+        let shape = RingSettings { capacity: 8, ..RingSettings::default() }.shape::<u64>(None).expect("sound");
+        let header = Writer::header(Geometry::of(&shape).expect("sound"), 1, false);
+        Writer::anonymous(&header, 1).expect("sound").view()
+    }
+
+    /// The number of polls is counted in 32 bits: a spinner has counted them after some minutes.
+    #[test]
+    fn a_spinner_keeps_its_time_however_long_it_spins() {
+        let view = view();
+        for wait in [Wait::Spin, Wait::Futex { spins: u32::MAX }] {
+            let mut waiting = Waiting::new(wait, Duration::from_millis(1));
+            waiting.turns = u32::MAX - 100;
+            let ended = (0..20_000_000).any(|_| waiting.turn(&view, 1, i64::MAX) == Turn::TimedOut);
+            assert!(ended, "{wait:?} is deaf");
         }
     }
 }
