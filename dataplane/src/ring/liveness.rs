@@ -36,6 +36,8 @@ pub struct Watch {
     producer: Producer,
     /// What lock and path said.
     held: Producer,
+    /// The sign of life and the head of the ring when it was found dead.
+    dead_at: Option<((u32, u32), u64)>,
     looked_ns: Option<i64>,
     due_ns: i64,
     beat: u32,
@@ -45,7 +47,7 @@ pub struct Watch {
 impl Watch {
     pub(super) fn new(view: &View) -> Watch {
         let (producer, beat) = (Producer::Alive, view.life().1);
-        Watch { producer, held: producer, looked_ns: None, due_ns: i64::MIN, beat, beat_seen_ns: 0 }
+        Watch { producer, held: producer, dead_at: None, looked_ns: None, due_ns: i64::MIN, beat, beat_seen_ns: 0 }
     }
 
     /// What the last look found.
@@ -87,17 +89,21 @@ impl Watch {
         self.due_ns = i64::MIN;
     }
 
-    fn who_holds(&self, view: &View) -> Producer {
+    fn who_holds(&mut self, view: &View) -> Producer {
         // Memory of this process alone has no other producer.
         let Some(file) = &view.file else { return Producer::Alive };
         if file.path_now() == PathNow::Replaced {
             return Producer::Replaced;
         }
-        // The dead stay dead, and their lock is left to a successor.
-        if self.held == Producer::Died || file.creator_is_gone() {
+        // As long as nothing stirs the dead stay dead, and their lock is left to a successor: the peer's does not try again
+        // when it is busy. Who takes the file over writes another life into it (ours) or moves the head (the peer's).
+        let now = (view.life(), view.head());
+        if self.dead_at == Some(now) {
             return Producer::Died;
         }
-        Producer::Alive
+        let gone = file.creator_is_gone();
+        self.dead_at = gone.then_some(now);
+        if gone { Producer::Died } else { Producer::Alive }
     }
 }
 

@@ -613,6 +613,55 @@ fn a_copy_is_adopted_only_if_it_is_the_same_ring() {
     assert_eq!(RawWriter::resume_point(&path).map(|resume| (resume.next, resume.incarnation)), Some((1, 78)));
 }
 
+/// A mirror that was killed takes its own file over again: whoever reads it hears of its death, its return and its next death.
+#[test]
+fn a_writer_that_adopts_its_ring_is_back() {
+    let path = RingPath::new("back");
+    let geometry = *RingProducer::<Line>::create(&path, &small(8)).expect("made").geometry();
+    let settings = RawSettings::default();
+    let mut writer = RawWriter::create(&path, &geometry, 1, 7, &settings).expect("made");
+    let mut reader = open(&path, StartAt::Oldest);
+    for life in 1..=3 {
+        let record = line(writer.next());
+        writer.write(zerocopy::IntoBytes::as_bytes(&record), &[]).expect("no blob");
+        writer.publish();
+        assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Record { sequence: life, record });
+        if life > 1 {
+            assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Resumed, "life {life}");
+        }
+        drop(writer);
+        assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Died, "life {life}");
+        writer = RawWriter::adopt(&path, &geometry, &settings).expect("free").expect("the same");
+    }
+}
+
+/// The same without a record: its sign of life is enough.
+#[test]
+fn a_writer_that_only_beats_is_back() {
+    let path = RingPath::new("beats");
+    let geometry = *RingProducer::<Line>::create(&path, &small(8)).expect("made").geometry();
+    let settings = RawSettings { heartbeat: true, ..RawSettings::default() };
+    let mut writer = Some(RawWriter::create(&path, &geometry, 1, 7, &settings).expect("made"));
+    let mut reader = RawReader::open(&path, false).expect("a ring");
+    for _ in 0..3 {
+        for dead in [false, true] {
+            let begun = Instant::now();
+            while (reader.producer(sluice::sys::clock::monotonic_ns()) == Producer::Died) != dead {
+                assert!(begun.elapsed() < LONG, "dead {dead} was never found");
+                writer.iter().for_each(RawWriter::beat);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            writer = match writer.take() {
+                None => RawWriter::adopt(&path, &geometry, &settings).expect("free"),
+                Some(alive) => {
+                    drop(alive);
+                    None
+                }
+            };
+        }
+    }
+}
+
 /// Three kinds of ring, as their files hold them.
 fn ring_files() -> Vec<Vec<u8>> {
     let (fixed, lossless, blobs) = (RingPath::new("bytes"), RingPath::new("bytes"), RingPath::new("bytes"));
