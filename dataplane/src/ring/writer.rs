@@ -25,7 +25,7 @@ pub(super) struct Place<'a> {
 }
 
 /// A sleeper that was killed stays in the count of sleepers, and each push would call the kernel for it for ever. After so
-/// many wakes for nobody, over so long, the count is set back ([`gate::forget`]). A reader on its way into the kernel is
+/// many wakes in a row that woke fewer than were announced, over so long, the count is set back ([`gate::forget`]). A reader on its way into the kernel is
 /// there within microseconds, or milliseconds on a busy machine.
 const VAIN_WAKES_MIN: u32 = 256;
 const VAIN_MS_MIN: i64 = 1_000;
@@ -46,7 +46,7 @@ pub(super) struct Writer {
     waiting: HalfAt,
     life: WordAt,
     beats: bool,
-    /// Wakes in a row that woke nobody, and when the first of them was (coarse ms).
+    /// Wakes in a row that woke fewer than were announced, and when the first of them was (coarse ms).
     vain: (u32, i64),
     pub barrier: Barrier,
     pub arena: Option<ArenaWriter>,
@@ -206,8 +206,10 @@ impl Writer {
     }
 
     fn wake(&mut self) {
+        let announced = self.waiting.load(Ordering::Relaxed);
         gate::mark(&*self.futex);
-        if futex::wake_all(&self.futex) > 0 {
+        // Living sleepers beside a dead one: some are woken, but never as many as are announced.
+        if futex::wake_all(&self.futex) >= announced as usize {
             self.vain.0 = 0;
             return;
         }
