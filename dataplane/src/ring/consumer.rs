@@ -257,7 +257,13 @@ impl Reader {
                 self.empty_polls = self.empty_polls.wrapping_add(1);
                 self.empty_polls.is_multiple_of(POLLS_PER_SEARCH) && self.pass_hole()
             }
-            Miss::Newer(seen) => self.catch_up(seen),
+            Miss::Newer(seen) => {
+                // Less than a lap newer: no producer writes that, and in this slot the record will never come.
+                if !self.catch_up(seen) && self.cursor < slots::BUSY - 2 {
+                    self.lose_one();
+                }
+                self.cursor < slots::BUSY - 2
+            }
             // Being overwritten, by a producer that may have died over it.
             Miss::Busy if self.view.is_overwritten(self.cursor) => {
                 self.catch_up(self.cursor.saturating_add(self.view.geometry.capacity))

@@ -676,10 +676,38 @@ fn ring_files() -> Vec<Vec<u8>> {
     [&fixed, &lossless, &blobs].map(|path| std::fs::read(&**path).expect("there")).into()
 }
 
+/// A slot that holds what no producer writes there: less than a lap newer than the record that belongs into it.
+#[test]
+fn a_damaged_slot_does_not_hold_a_reader_up() {
+    let path = RingPath::new("newer");
+    let mut producer = RingProducer::<Line>::create(&path, &RingSettings { keep: true, ..small(8) }).expect("made");
+    (1..=5).for_each(|sequence| assert_eq!(producer.push(&line(sequence)), sequence));
+    let slots_offset = producer.geometry().slots_offset as usize;
+    drop(producer);
+    let mut bytes = std::fs::read(&*path).expect("there");
+    // Slot of record 3.
+    bytes[slots_offset + 3 * 64..][..8].copy_from_slice(&6u64.to_le_bytes());
+    std::fs::write(&*path, bytes).expect("room");
+    let (send, receive) = std::sync::mpsc::channel();
+    let mut reader = open(&path, StartAt::Sequence(2));
+    // By itself: where this fails, it never returns.
+    std::thread::spawn(move || {
+        let received: Vec<_> = (0..5).map(|_| reader.recv(Wait::Backoff, Duration::from_millis(1))).collect();
+        let sequences = received.into_iter().filter_map(|received| match received.expect("no follower") {
+            Received::Record { sequence, .. } => Some(sequence),
+            _ => None,
+        });
+        let _ = send.send((sequences.collect::<Vec<_>>(), reader.lapped()));
+    });
+    let (read, lapped) = receive.recv_timeout(LONG).expect("a reader that is held up");
+    assert_eq!((read, lapped), (vec![2, 4, 5], 1));
+}
+
 /// Everything that reads a ring, on a damaged one: bounded work, no panic.
 fn read_through(path: &Path) -> usize {
     const READS: u64 = 200;
     let mut read = 0;
+    let _ = sluice::ring::inspect::inspect(path);
     if let Ok(mut reader) = RawReader::open(path, true) {
         let (first, mut out) = (reader.oldest(), Vec::new());
         for sequence in first..first.saturating_add(READS) {
@@ -692,6 +720,8 @@ fn read_through(path: &Path) -> usize {
     }
     if let Ok(mut reader) = RingConsumer::<[u64; 2]>::open(path, StartAt::Oldest, &settings()) {
         read += (0..READS).filter_map(|_| reader.try_recv()).count() + reader.recv_batch(&mut [[0; 2]; 64]);
+        let received = reader.recv(Wait::Backoff, Duration::from_millis(1)).expect("no follower");
+        read += usize::from(matches!(received, Received::Record { .. }));
         reader.seek(StartAt::Latest);
         let _ = (reader.lag(), reader.try_recv());
     }
@@ -699,6 +729,7 @@ fn read_through(path: &Path) -> usize {
         let mut out = Vec::new();
         read += (0..READS).filter_map(|_| reader.try_recv(&mut out)).count();
         let _ = reader.view(|view| view.byte(view.len()));
+        reader.recv(Wait::Backoff, Duration::from_millis(1), &mut out).expect("no follower");
         assert!(out.len() <= 1 << 16, "no blob is longer than its arena");
     }
     if let Some(resume) = RawWriter::resume_point(path)
