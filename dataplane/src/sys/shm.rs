@@ -203,6 +203,14 @@ impl RingFile {
         self.inode
     }
 
+    /// Whether the file system has given it room for all its bytes, so that no page comes by being touched. False where it
+    /// does not say.
+    pub fn has_all_pages(&self) -> bool {
+        /// What `st_blocks` counts, whatever the file system's blocks are (stat(2)).
+        const STAT_BLOCK_BYTES: u64 = 512;
+        self.file.metadata().is_ok_and(|now| now.blocks().saturating_mul(STAT_BLOCK_BYTES) >= self.bytes)
+    }
+
     /// Where the path leads now. One system call.
     pub fn path_now(&self) -> PathNow {
         match std::fs::metadata(&self.path) {

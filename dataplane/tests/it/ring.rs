@@ -676,6 +676,34 @@ fn ring_files() -> Vec<Vec<u8>> {
     [&fixed, &lossless, &blobs].map(|path| std::fs::read(&**path).expect("there")).into()
 }
 
+/// A file of holes that says it is a large ring: whoever looks at it fills no memory with it.
+#[test]
+fn readers_make_no_pages() {
+    use std::os::unix::fs::MetadataExt;
+    let (small_path, path) = (RingPath::new("pages"), RingPath::new("holes"));
+    let mut header = {
+        drop(RingProducer::<Line>::create(&small_path, &RingSettings { keep: true, ..small(8) }).expect("made"));
+        std::fs::read(&*small_path).expect("there")[..128].to_vec()
+    };
+    const CAPACITY: u64 = 1 << 20;
+    header[16..24].copy_from_slice(&CAPACITY.to_le_bytes());
+    header[24..32].copy_from_slice(&(CAPACITY - 1).to_le_bytes());
+    std::fs::write(&*path, &header).expect("room");
+    let file = std::fs::OpenOptions::new().write(true).open(&*path).expect("there");
+    file.set_len(128 + CAPACITY * 64).expect("holes need no room");
+    let pages = || std::fs::metadata(&*path).expect("there").blocks() * 512 / 4096;
+    assert_eq!(pages(), 1);
+    let seen = sluice::ring::inspect::inspect(&path).expect("a ring");
+    assert_eq!((seen.header.geometry.capacity, seen.head, seen.producer), (CAPACITY, 0, Producer::Died));
+    assert_eq!(pages(), 1, "inspected");
+    let reader = RawReader::open(&path, true).expect("a ring");
+    assert!(pages() <= 2, "opened: {} pages", pages());
+    assert!(!reader.is_there(1));
+    let mut reader = open(&path, StartAt::Oldest);
+    assert_eq!(reader.try_recv(), None);
+    assert!(pages() <= 4, "read: {} pages", pages());
+}
+
 /// A slot that holds what no producer writes there: less than a lap newer than the record that belongs into it.
 #[test]
 fn a_damaged_slot_does_not_hold_a_reader_up() {
