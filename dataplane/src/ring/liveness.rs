@@ -60,10 +60,10 @@ impl Watch {
         self.due_ns
     }
 
-    /// Looks, if it is time; what changed.
-    pub(super) fn look(&mut self, view: &View, now_ns: i64) -> Option<Producer> {
+    /// Looks, if it is time; what is known then.
+    pub(super) fn look(&mut self, view: &View, now_ns: i64) -> Producer {
         if now_ns < self.due_ns {
-            return None;
+            return self.producer;
         }
         let beat = view.life().1;
         if beat != self.beat || self.looked_ns.is_none() {
@@ -78,14 +78,12 @@ impl Watch {
         // By the reader's own clock: time namespaces have their own beginning of time.
         let stalled = beat != 0 && now_ns - self.beat_seen_ns >= STALL_AFTER_NS;
         let found = if stalled && self.held == Producer::Alive { Producer::Stalled } else { self.held };
-        let changed = found != self.producer;
         self.producer = found;
-        changed.then_some(found)
+        found
     }
 
-    /// Forgets what was found last, so that the next look tells it again; at once.
-    pub(super) fn tell_again(&mut self, before: Producer) {
-        self.producer = before;
+    /// The next look is due at once.
+    pub(super) fn look_again(&mut self) {
         self.due_ns = i64::MIN;
     }
 
@@ -134,7 +132,9 @@ mod tests {
             if ms == 600 {
                 writer.file.take().expect("on a file").release();
             }
-            changes.extend(watch.look(&view, ms * 1_000_000).map(|found| (ms, found)));
+            let before = watch.producer();
+            let found = watch.look(&view, ms * 1_000_000);
+            changes.extend((found != before).then_some((ms, found)));
         }
         let found: Vec<Producer> = changes.iter().map(|change| change.1).collect();
         assert_eq!(found, [Producer::Stalled, Producer::Alive, Producer::Stalled, Producer::Died], "{changes:?}");

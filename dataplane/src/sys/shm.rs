@@ -67,6 +67,11 @@ pub enum ShmError {
 }
 
 impl ShmError {
+    /// Whether nothing is at the path.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, ShmError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Whether the file's mode or a read-only file system is in the way.
     pub fn is_denied(&self) -> bool {
         let denied = |error: &io::Error| {

@@ -471,6 +471,56 @@ fn death_and_replacement_are_told_after_the_last_record() {
     }
 }
 
+/// A successor that is not there yet, or gives up again, ends no follower.
+#[test]
+fn a_follower_waits_for_a_ring_that_is_being_made() {
+    let path = RingPath::new("half-made");
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let follow = ConsumerSettings { follow: true, ..settings() };
+    let mut follower = RingConsumer::<Line>::open(&path, StartAt::Oldest, &follow).expect("a ring");
+    let mut wait = |until: &dyn Fn(&Received<Line>) -> bool, timeout: Duration| {
+        let begun = Instant::now();
+        loop {
+            let received = follower.recv(Wait::Backoff, Duration::from_millis(10)).expect("it goes on waiting");
+            if until(&received) {
+                return received;
+            }
+            assert!(begun.elapsed() < LONG, "never came");
+            if begun.elapsed() > timeout {
+                return received;
+            }
+        }
+    };
+    drop(producer);
+    wait(&|received| *received == Received::Died, LONG);
+    for bytes in [0, 4096] {
+        std::fs::write(&*path, vec![0; bytes]).expect("room");
+        // Long enough for it to have seen the path, and then the file is gone while it still thinks that it is there.
+        assert_eq!(wait(&|_| false, Duration::from_millis(150)), Received::TimedOut);
+        std::fs::remove_file(&*path).expect("there");
+        assert_eq!(wait(&|_| false, Duration::from_millis(150)), Received::TimedOut, "its death was told once");
+    }
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let incarnation = producer.incarnation();
+    let received = wait(&|received| *received != Received::TimedOut, LONG);
+    assert_eq!(received, Received::Replaced { followed: true, incarnation });
+}
+
+#[test]
+fn what_is_asked_about_a_producer_is_told_all_the_same() {
+    let path = RingPath::new("asked");
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let mut reader = open(&path, StartAt::Oldest);
+    drop(producer);
+    let begun = Instant::now();
+    while reader.producer() != Producer::Died {
+        assert!(begun.elapsed() < LONG, "its death was not found");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Died);
+    assert_eq!(reader.recv(Wait::Backoff, Duration::from_millis(5)).expect("readable"), Received::TimedOut, "once");
+}
+
 #[test]
 fn a_follower_of_another_type_says_so() {
     let path = RingPath::new("othertype");
