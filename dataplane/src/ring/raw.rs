@@ -91,6 +91,11 @@ impl RawReader {
         self.watch.look(&self.view, now_ns)
     }
 
+    /// Forgets that the producer died: a mirror's file may have been taken over and go on. The next look tells.
+    pub fn look_again(&mut self) {
+        self.watch = Watch::new(&self.view);
+    }
+
     /// Whether the path leads to another ring by now, or nowhere (one system call).
     pub fn path_now(&self) -> Option<PathNow> {
         self.view.file.as_ref().map(|file| file.path_now())

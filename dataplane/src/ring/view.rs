@@ -1,5 +1,6 @@
 //! A ring as its readers map it: slots and arena read-only, the front writable only for those who register or sleep.
 
+use std::mem::MaybeUninit;
 use std::path::Path;
 
 use super::error::RingError;
@@ -26,6 +27,11 @@ impl Load for ReadWord {
             Ordering::Relaxed => std::sync::atomic::Ordering::Relaxed,
             _ => std::sync::atomic::Ordering::Acquire,
         });
+    }
+
+    #[inline(always)]
+    fn copy_pair(pair: &[ReadWord; 2], to: &mut [MaybeUninit<u8>; 16]) {
+        ReadWord::copy_pair(pair, to);
     }
 }
 

@@ -9,6 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -585,6 +586,29 @@ impl ReadWord {
     #[inline(always)]
     pub fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
+    }
+
+    /// Reads two neighbours, each by itself and relaxed, with one load where the machine has such a one.
+    #[inline(always)]
+    pub fn copy_pair(pair: &[ReadWord; 2], to: &mut [MaybeUninit<u8>; 16]) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::{asm, x86_64::__m128i};
+            let both: __m128i;
+            // SAFETY: reads the pair's 16 bytes, nothing else. A plain load of them would race with the writer's stores; this
+            // instruction does what two relaxed loads may do (x86 reads each aligned word whole). It is not `pure`, so it
+            // stays between the load and the fence that stand around it.
+            unsafe {
+                asm!("movdqu {both}, [{pair}]", both = lateout(xmm_reg) both, pair = in(reg) pair.as_ptr(),
+                    options(nostack, preserves_flags, readonly));
+            }
+            // SAFETY: 16 bytes that are this reference's; unaligned.
+            unsafe { to.as_mut_ptr().cast::<__m128i>().write_unaligned(both) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        for (word, half) in pair.iter().zip(to.as_chunks_mut::<8>().0) {
+            *half = word.load(Ordering::Relaxed).to_ne_bytes().map(MaybeUninit::new);
+        }
     }
 }
 
