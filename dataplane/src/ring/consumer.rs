@@ -13,7 +13,7 @@ use crate::sync::registry::{self, lock_mark};
 use crate::sync::slots::{self, SlotRead};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::shm::WordAt;
-use crate::wire::ring::{Geometry, LayoutError, REGISTRY_ENTRY_BYTES, Stride, padded, signature};
+use crate::wire::ring::{Geometry, REGISTRY_ENTRY_BYTES, Stride, padded, signature};
 
 /// The first record that a reader gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -150,6 +150,8 @@ pub(super) struct Reader {
     empty_polls: u32,
     registration: Option<Registration>,
     watch: Watch,
+    /// What was told of the producer: a look that was asked for beside `recv` is no telling.
+    told: Producer,
     settings: ConsumerSettings,
     path: PathBuf,
     expected: Expected,
@@ -175,6 +177,7 @@ impl Reader {
             skipped: 0,
             empty_polls: 0,
             registration: None,
+            told: watch.producer(),
             watch,
             settings: settings.clone(),
             path: path.into(),
@@ -257,7 +260,13 @@ impl Reader {
                 self.empty_polls = self.empty_polls.wrapping_add(1);
                 self.empty_polls.is_multiple_of(POLLS_PER_SEARCH) && self.pass_hole()
             }
-            Miss::Newer(seen) => self.catch_up(seen),
+            Miss::Newer(seen) => {
+                // Less than a lap newer: no producer writes that, and in this slot the record will never come.
+                if !self.catch_up(seen) && self.cursor < slots::BUSY - 2 {
+                    self.lose_one();
+                }
+                self.cursor < slots::BUSY - 2
+            }
             // Being overwritten, by a producer that may have died over it.
             Miss::Busy if self.view.is_overwritten(self.cursor) => {
                 self.catch_up(self.cursor.saturating_add(self.view.geometry.capacity))
@@ -311,18 +320,20 @@ impl Reader {
 
     /// Looks after the producer, if it is time; what is to be told.
     fn look<T>(&mut self, now_ns: i64) -> Result<Option<Received<T>>, RingError> {
-        let before = self.watch.producer();
-        let changed = self.watch.look(&self.view, now_ns);
-        let following = self.settings.follow && self.watch.producer() == Producer::Replaced;
-        if (changed.is_some() || following) && self.has_more() {
-            // What the ring holds comes first. The finding is told when it was read.
-            self.watch.tell_again(before);
+        let found = self.watch.look(&self.view, now_ns);
+        if found == self.told {
             return Ok(None);
         }
-        if following {
+        if self.has_more() {
+            // What the ring holds comes first. The finding is told when it was read.
+            self.watch.look_again();
+            return Ok(None);
+        }
+        if found == Producer::Replaced && self.settings.follow {
             return self.try_follow();
         }
-        Ok(changed.map(|producer| match producer {
+        self.told = found;
+        Ok(Some(match found {
             Producer::Died => Received::Died,
             Producer::Stalled => Received::Stalled,
             Producer::Alive => Received::Resumed,
@@ -336,11 +347,11 @@ impl Reader {
         sequence != slots::BUSY && sequence >= self.cursor || self.is_sparse && self.view.head() >= self.cursor
     }
 
-    /// Goes to the new ring, unless that is still being made.
+    /// Goes to the new ring, unless that is still being made, or is gone again.
     fn try_follow<T>(&mut self) -> Result<Option<Received<T>>, RingError> {
         match self.follow() {
             Ok(incarnation) => Ok(Some(Received::Replaced { followed: true, incarnation })),
-            Err(RingError::Layout { source: LayoutError::Short(_) | LayoutError::Magic(0), .. }) => Ok(None),
+            Err(error) if error.is_not_yet() => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -350,6 +361,7 @@ impl Reader {
         let view = open_view(&self.path, &self.settings, &self.expected)?;
         self.unregister();
         self.watch = Watch::new(&view);
+        self.told = self.watch.producer();
         self.is_sparse = view.geometry.is_sparse();
         self.view = view;
         self.begin(StartAt::Oldest)?;
@@ -357,8 +369,7 @@ impl Reader {
     }
 
     pub fn producer(&mut self) -> Producer {
-        self.watch.look(&self.view, monotonic_ns());
-        self.watch.producer()
+        self.watch.look(&self.view, monotonic_ns())
     }
 
     pub fn is_registered(&self) -> bool {
@@ -497,7 +508,7 @@ impl<T: Record> RingConsumer<T> {
     }
 
     /// Looks after the producer, if it is time (every 100 ms two system calls; 25 ms between looks at a sign of life); what is
-    /// known of it. For readers that poll; [`RingConsumer::recv`] does it while it waits.
+    /// known of it. For readers that poll; [`RingConsumer::recv`] does it while it waits, and tells what it finds all the same.
     pub fn producer(&mut self) -> Producer {
         self.reader.producer()
     }

@@ -68,6 +68,11 @@ pub enum ShmError {
 }
 
 impl ShmError {
+    /// Whether nothing is at the path.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, ShmError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Whether the file's mode or a read-only file system is in the way.
     pub fn is_denied(&self) -> bool {
         let denied = |error: &io::Error| {
@@ -202,6 +207,14 @@ impl RingFile {
     /// Device and inode.
     pub fn inode(&self) -> (u64, u64) {
         self.inode
+    }
+
+    /// Whether the file system has given it room for all its bytes, so that no page comes by being touched. False where it
+    /// does not say.
+    pub fn has_all_pages(&self) -> bool {
+        /// What `st_blocks` counts, whatever the file system's blocks are (stat(2)).
+        const STAT_BLOCK_BYTES: u64 = 512;
+        self.file.metadata().is_ok_and(|now| now.blocks().saturating_mul(STAT_BLOCK_BYTES) >= self.bytes)
     }
 
     /// Where the path leads now. One system call.

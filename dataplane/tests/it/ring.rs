@@ -471,6 +471,56 @@ fn death_and_replacement_are_told_after_the_last_record() {
     }
 }
 
+/// A successor that is not there yet, or gives up again, ends no follower.
+#[test]
+fn a_follower_waits_for_a_ring_that_is_being_made() {
+    let path = RingPath::new("half-made");
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let follow = ConsumerSettings { follow: true, ..settings() };
+    let mut follower = RingConsumer::<Line>::open(&path, StartAt::Oldest, &follow).expect("a ring");
+    let mut wait = |until: &dyn Fn(&Received<Line>) -> bool, timeout: Duration| {
+        let begun = Instant::now();
+        loop {
+            let received = follower.recv(Wait::Backoff, Duration::from_millis(10)).expect("it goes on waiting");
+            if until(&received) {
+                return received;
+            }
+            assert!(begun.elapsed() < LONG, "never came");
+            if begun.elapsed() > timeout {
+                return received;
+            }
+        }
+    };
+    drop(producer);
+    wait(&|received| *received == Received::Died, LONG);
+    for bytes in [0, 4096] {
+        std::fs::write(&*path, vec![0; bytes]).expect("room");
+        // Long enough for it to have seen the path, and then the file is gone while it still thinks that it is there.
+        assert_eq!(wait(&|_| false, Duration::from_millis(150)), Received::TimedOut);
+        std::fs::remove_file(&*path).expect("there");
+        assert_eq!(wait(&|_| false, Duration::from_millis(150)), Received::TimedOut, "its death was told once");
+    }
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let incarnation = producer.incarnation();
+    let received = wait(&|received| *received != Received::TimedOut, LONG);
+    assert_eq!(received, Received::Replaced { followed: true, incarnation });
+}
+
+#[test]
+fn what_is_asked_about_a_producer_is_told_all_the_same() {
+    let path = RingPath::new("asked");
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let mut reader = open(&path, StartAt::Oldest);
+    drop(producer);
+    let begun = Instant::now();
+    while reader.producer() != Producer::Died {
+        assert!(begun.elapsed() < LONG, "its death was not found");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Died);
+    assert_eq!(reader.recv(Wait::Backoff, Duration::from_millis(5)).expect("readable"), Received::TimedOut, "once");
+}
+
 #[test]
 fn a_follower_of_another_type_says_so() {
     let path = RingPath::new("othertype");
@@ -613,6 +663,55 @@ fn a_copy_is_adopted_only_if_it_is_the_same_ring() {
     assert_eq!(RawWriter::resume_point(&path).map(|resume| (resume.next, resume.incarnation)), Some((1, 78)));
 }
 
+/// A mirror that was killed takes its own file over again: whoever reads it hears of its death, its return and its next death.
+#[test]
+fn a_writer_that_adopts_its_ring_is_back() {
+    let path = RingPath::new("back");
+    let geometry = *RingProducer::<Line>::create(&path, &small(8)).expect("made").geometry();
+    let settings = RawSettings::default();
+    let mut writer = RawWriter::create(&path, &geometry, 1, 7, &settings).expect("made");
+    let mut reader = open(&path, StartAt::Oldest);
+    for life in 1..=3 {
+        let record = line(writer.next());
+        writer.write(zerocopy::IntoBytes::as_bytes(&record), &[]).expect("no blob");
+        writer.publish();
+        assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Record { sequence: life, record });
+        if life > 1 {
+            assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Resumed, "life {life}");
+        }
+        drop(writer);
+        assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Died, "life {life}");
+        writer = RawWriter::adopt(&path, &geometry, &settings).expect("free").expect("the same");
+    }
+}
+
+/// The same without a record: its sign of life is enough.
+#[test]
+fn a_writer_that_only_beats_is_back() {
+    let path = RingPath::new("beats");
+    let geometry = *RingProducer::<Line>::create(&path, &small(8)).expect("made").geometry();
+    let settings = RawSettings { heartbeat: true, ..RawSettings::default() };
+    let mut writer = Some(RawWriter::create(&path, &geometry, 1, 7, &settings).expect("made"));
+    let mut reader = RawReader::open(&path, false).expect("a ring");
+    for _ in 0..3 {
+        for dead in [false, true] {
+            let begun = Instant::now();
+            while (reader.producer(sluice::sys::clock::monotonic_ns()) == Producer::Died) != dead {
+                assert!(begun.elapsed() < LONG, "dead {dead} was never found");
+                writer.iter().for_each(RawWriter::beat);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            writer = match writer.take() {
+                None => RawWriter::adopt(&path, &geometry, &settings).expect("free"),
+                Some(alive) => {
+                    drop(alive);
+                    None
+                }
+            };
+        }
+    }
+}
+
 /// Three kinds of ring, as their files hold them.
 fn ring_files() -> Vec<Vec<u8>> {
     let (fixed, lossless, blobs) = (RingPath::new("bytes"), RingPath::new("bytes"), RingPath::new("bytes"));
@@ -627,10 +726,66 @@ fn ring_files() -> Vec<Vec<u8>> {
     [&fixed, &lossless, &blobs].map(|path| std::fs::read(&**path).expect("there")).into()
 }
 
+/// A file of holes that says it is a large ring: whoever looks at it fills no memory with it.
+#[test]
+fn readers_make_no_pages() {
+    use std::os::unix::fs::MetadataExt;
+    let (small_path, path) = (RingPath::new("pages"), RingPath::new("holes"));
+    let mut header = {
+        drop(RingProducer::<Line>::create(&small_path, &RingSettings { keep: true, ..small(8) }).expect("made"));
+        std::fs::read(&*small_path).expect("there")[..128].to_vec()
+    };
+    const CAPACITY: u64 = 1 << 20;
+    header[16..24].copy_from_slice(&CAPACITY.to_le_bytes());
+    header[24..32].copy_from_slice(&(CAPACITY - 1).to_le_bytes());
+    std::fs::write(&*path, &header).expect("room");
+    let file = std::fs::OpenOptions::new().write(true).open(&*path).expect("there");
+    file.set_len(128 + CAPACITY * 64).expect("holes need no room");
+    let pages = || std::fs::metadata(&*path).expect("there").blocks() * 512 / 4096;
+    assert_eq!(pages(), 1);
+    let seen = sluice::ring::inspect::inspect(&path).expect("a ring");
+    assert_eq!((seen.header.geometry.capacity, seen.head, seen.producer), (CAPACITY, 0, Producer::Died));
+    assert_eq!(pages(), 1, "inspected");
+    let reader = RawReader::open(&path, true).expect("a ring");
+    assert!(pages() <= 2, "opened: {} pages", pages());
+    assert!(!reader.is_there(1));
+    let mut reader = open(&path, StartAt::Oldest);
+    assert_eq!(reader.try_recv(), None);
+    assert!(pages() <= 4, "read: {} pages", pages());
+}
+
+/// A slot that holds what no producer writes there: less than a lap newer than the record that belongs into it.
+#[test]
+fn a_damaged_slot_does_not_hold_a_reader_up() {
+    let path = RingPath::new("newer");
+    let mut producer = RingProducer::<Line>::create(&path, &RingSettings { keep: true, ..small(8) }).expect("made");
+    (1..=5).for_each(|sequence| assert_eq!(producer.push(&line(sequence)), sequence));
+    let slots_offset = producer.geometry().slots_offset as usize;
+    drop(producer);
+    let mut bytes = std::fs::read(&*path).expect("there");
+    // Slot of record 3.
+    bytes[slots_offset + 3 * 64..][..8].copy_from_slice(&6u64.to_le_bytes());
+    std::fs::write(&*path, bytes).expect("room");
+    let (send, receive) = std::sync::mpsc::channel();
+    let mut reader = open(&path, StartAt::Sequence(2));
+    // By itself: where this fails, it never returns.
+    std::thread::spawn(move || {
+        let received: Vec<_> = (0..5).map(|_| reader.recv(Wait::Backoff, Duration::from_millis(1))).collect();
+        let sequences = received.into_iter().filter_map(|received| match received.expect("no follower") {
+            Received::Record { sequence, .. } => Some(sequence),
+            _ => None,
+        });
+        let _ = send.send((sequences.collect::<Vec<_>>(), reader.lapped()));
+    });
+    let (read, lapped) = receive.recv_timeout(LONG).expect("a reader that is held up");
+    assert_eq!((read, lapped), (vec![2, 4, 5], 1));
+}
+
 /// Everything that reads a ring, on a damaged one: bounded work, no panic.
 fn read_through(path: &Path) -> usize {
     const READS: u64 = 200;
     let mut read = 0;
+    let _ = sluice::ring::inspect::inspect(path);
     if let Ok(mut reader) = RawReader::open(path, true) {
         let (first, mut out) = (reader.oldest(), Vec::new());
         for sequence in first..first.saturating_add(READS) {
@@ -643,6 +798,8 @@ fn read_through(path: &Path) -> usize {
     }
     if let Ok(mut reader) = RingConsumer::<[u64; 2]>::open(path, StartAt::Oldest, &settings()) {
         read += (0..READS).filter_map(|_| reader.try_recv()).count() + reader.recv_batch(&mut [[0; 2]; 64]);
+        let received = reader.recv(Wait::Backoff, Duration::from_millis(1)).expect("no follower");
+        read += usize::from(matches!(received, Received::Record { .. }));
         reader.seek(StartAt::Latest);
         let _ = (reader.lag(), reader.try_recv());
     }
@@ -650,6 +807,7 @@ fn read_through(path: &Path) -> usize {
         let mut out = Vec::new();
         read += (0..READS).filter_map(|_| reader.try_recv(&mut out)).count();
         let _ = reader.view(|view| view.byte(view.len()));
+        reader.recv(Wait::Backoff, Duration::from_millis(1), &mut out).expect("no follower");
         assert!(out.len() <= 1 << 16, "no blob is longer than its arena");
     }
     if let Some(resume) = RawWriter::resume_point(path)

@@ -358,3 +358,40 @@ fn a_sleeper_killed_in_its_sleep_is_forgotten() {
     producer.push(&line(sequence));
     assert_eq!(sleeper.join().expect("woken"), Received::Record { sequence, record: line(sequence) });
 }
+
+/// The same while another reader lives and sleeps again and again: that one is woken each time, the dead one never.
+#[test]
+fn a_killed_sleeper_is_forgotten_beside_a_living_one() {
+    let path = RingPath::new("kill-beside");
+    let mut producer = RingProducer::<Line>::create(&path, &small(1 << 16)).expect("made");
+    let waiting = || std::fs::read(&*path).expect("there")[56];
+    let mut part = Part::start("sleep", &[path.to_str().expect("text")]);
+    let begun = Instant::now();
+    while waiting() == 0 {
+        assert!(begun.elapsed() < LONG, "it never slept");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    part.kill();
+    let mut reader = open(&path, StartAt::Head);
+    let living = std::thread::spawn(move || {
+        while let Ok(Received::Record { record, .. }) = reader.recv(Wait::Futex { spins: 0 }, LONG) {
+            if record == [0; 7] {
+                return true;
+            }
+        }
+        false
+    });
+    let killed = Instant::now();
+    // The dead one keeps the count above 0 for as long as it is in it.
+    let forgotten = loop {
+        producer.push(&line(producer.sequence() + 1));
+        match waiting() {
+            0 => break true,
+            _ if killed.elapsed() > LONG / 2 => break false,
+            _ => std::thread::sleep(Duration::from_micros(200)),
+        }
+    };
+    producer.push(&[0; 7]);
+    assert!(living.join().expect("no panic"), "the living are woken");
+    assert!(forgotten, "it is woken for ever");
+}
