@@ -183,7 +183,8 @@ fn a_loss_without_a_word_is_told_from_a_gap_by_the_exit_code() {
 
 #[test]
 fn a_run_that_is_stopped_leaves_nothing() {
-    let words = "--seconds 60 --rate 1000 --mirror udp";
+    // However long it is until the next record.
+    let words = "--seconds 3000 --rate 1 --mirror udp";
     let child = start(words);
     let pid = child.id();
     until("the rings", || (leftovers(pid).len() == 2).then_some(()));
