@@ -314,15 +314,15 @@ fn print_produced(produced: &Produced, how: &str) {
 
 fn print_delivery(counts: &Counts, delivery: &Delivery) {
     println!(
-        "delivered  {} of {} ({:.4} %), {} to {}; lost {}, skipped {}, lapped {}, reordered {}, wrong {}",
+        "delivered  {} of {} ({:.4} %), {} to {}; lost {}, lapped {} (in gaps {}), reordered {}, wrong {}",
         delivery.received,
         delivery.expected,
         delivery.ratio() * 100.0,
         delivery.first,
         delivery.last,
         delivery.lost,
+        counts.lapped,
         counts.skipped,
-        counts.holes - counts.skipped.min(counts.holes),
         counts.reordered,
         counts.wrong
     );

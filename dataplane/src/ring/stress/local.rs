@@ -14,7 +14,7 @@ use hdrhistogram::Histogram;
 
 use super::pace::{Idle, Parks, Pushed, Spins, histogram, produce};
 use super::report::{Copied, LocalReport, Percentiles, Produced};
-use super::tally::{Finish, Tally, drain};
+use super::tally::{Finish, Tally, Told, drain};
 use super::{DUE, LOOK, Load, STAMP, StressError, check_stop, new_run, pin, sized};
 use crate::config::{Linger, Mirror as MirrorConfig, MirrorStart, Serve as ServeConfig};
 use crate::ring::inline::InlineUdp;
@@ -325,7 +325,7 @@ fn run_sized<const W: usize>(settings: &LocalSettings, stop: &AtomicBool) -> Res
 fn report(settings: &LocalSettings, ends: &Ends) -> LocalReport {
     let (pushed, read) = (ends.pushed.as_ref().expect("no failure"), ends.read.as_ref().expect("no failure"));
     let copied = ends.copied.map(|copied| Copied { datagrams: ends.datagrams, ..copied });
-    let mirror = copied.map(|copied| (copied.first, copied.gap_records));
+    let mirror = copied.map(|copied| (copied.first, copied.undeclared));
     LocalReport {
         mirror: settings.mirror.map(Transport::label),
         produced: Produced::of(&settings.load, pushed),
@@ -542,8 +542,10 @@ fn look_whether_live(talk: &Talk, mirror: &Mirror, live: &mut bool) {
 
 fn copied(mirror: &Mirror) -> Copied {
     let (counters, status) = (mirror.counters(), mirror.status());
+    let passed = status.next.saturating_sub(status.first);
     Copied {
         first: status.first,
+        undeclared: passed.saturating_sub(counters.records + counters.gap_records),
         naks: counters.naks,
         repaired: counters.repaired_records,
         gaps: counters.gaps,
@@ -596,7 +598,7 @@ impl<const W: usize> Reading<W> {
     /// Counts a record that was waited for.
     fn take(&mut self, sequence: u64, record: &[u64; W], now: i64) {
         let Read { tally, latency, from_schedule } = &mut self.read;
-        if tally.take(sequence, record, self.ring.skipped()) {
+        if tally.take(sequence, record, Told::by(&self.ring)) {
             time(record, now, latency, from_schedule);
         }
     }
