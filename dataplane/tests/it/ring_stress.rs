@@ -57,7 +57,7 @@ fn assert_whole(report: &Value, what: &str) {
     let delivery = &report["delivery"];
     assert_eq!(delivery["received"], delivery["expected"], "{what}: {report}");
     assert_eq!((&delivery["ratio"], &report["verdict"]), (&1.0.into(), &"whole".into()), "{what}: {report}");
-    for none in ["lost", "holes", "skipped", "reordered", "wrong", "foreign"] {
+    for none in ["lost", "holes", "lapped", "skipped", "reordered", "wrong", "foreign"] {
         assert_eq!(delivery[none], 0, "{what}: {none}: {report}");
     }
 }
@@ -115,7 +115,7 @@ fn the_report_has_what_scripts_read() {
     assert_eq!(keys(&report["producer"]), "achieved_rate burst even lateness_ns pushed rate seconds size", "{report}");
     assert_eq!(
         keys(&report["delivery"]),
-        "expected first foreign holes last lost ratio received reordered skipped wrong",
+        "expected first foreign holes lapped last lost ratio received reordered skipped wrong",
         "{report}"
     );
     assert_eq!(
@@ -179,11 +179,20 @@ fn a_loss_without_a_word_is_told_from_a_gap_by_the_exit_code() {
     let lapped = report(&run("--rate 10000000 --seconds 0.02 --capacity 64 --json"), 3);
     assert_eq!((&lapped["delivery"]["lost"], &lapped["verdict"]), (&0.into(), &"gaps".into()), "{lapped}");
     assert!(lapped["delivery"]["holes"].as_u64().expect("a number") > 0, "{lapped}");
+    assert_eq!(lapped["delivery"]["holes"], lapped["delivery"]["lapped"], "{lapped}");
+    // Through a mirror that is lapped too: what it left out it declared.
+    for mirror in ["tcp", "udp"] {
+        let words = format!("--rate 2000000 --seconds 0.05 --capacity 64 --json --mirror {mirror}");
+        let gaps = report(&run(&words), 3);
+        assert_eq!(gaps["delivery"]["lost"], 0, "{gaps}");
+        assert!(gaps["transport"]["gap_records"].as_u64().expect("a number") > 0, "{gaps}");
+    }
 }
 
 #[test]
 fn a_run_that_is_stopped_leaves_nothing() {
-    let words = "--seconds 60 --rate 1000 --mirror udp";
+    // However long it is until the next record.
+    let words = "--seconds 3000 --rate 1 --mirror udp";
     let child = start(words);
     let pid = child.id();
     until("the rings", || (leftovers(pid).len() == 2).then_some(()));
