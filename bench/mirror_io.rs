@@ -13,17 +13,21 @@ use std::time::Duration;
 
 use sluice::sys::clock::monotonic_ns;
 use sluice::sys::cpu;
-use sluice::sys::udp::{ReceiveBatch, Sent, UdpSocket};
+use sluice::sys::udp::{CALL_MESSAGES, ReceiveBatch, Sent, UdpSocket};
 use sluice::sys::uring::CoreRing;
 
 const DATAGRAM_BYTES: usize = 64 + 16;
 const ROUNDS: usize = 5;
-const SAMPLES: u64 = 20_000;
+const SAMPLES: u64 = 4_000;
 const LOCAL: [u8; 4] = [127, 0, 0, 1];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
+    /// By calls; a receive takes up to 8 at once.
     Plain,
+    /// By calls; a receive takes one, and more only after that.
+    Single,
+    /// By io_uring.
     Uring,
 }
 
@@ -55,7 +59,7 @@ fn send_all(socket: &UdpSocket, how: How, rate: u64) {
         due += pause;
         bytes[..8].copy_from_slice(&monotonic_ns().to_le_bytes());
         match how {
-            How::Plain => {
+            How::Plain | How::Single => {
                 socket.send(None, &bytes, None);
             }
             How::Uring => {
@@ -86,14 +90,15 @@ fn receive_all(socket: &UdpSocket, how: How, park: bool, end: &AtomicBool) -> Ve
     let (mut polled, mut idle) = (false, 0);
     while !end.load(Ordering::Relaxed) {
         let before = ages.len();
-        if how == How::Plain {
-            socket.receive(&mut batch).expect("receives");
+        let mut calls = if how == How::Single { 1 } else { CALL_MESSAGES };
+        while how != How::Uring && socket.receive(&mut batch, calls).expect("receives") > 0 {
             while let Some((_, bytes)) = batch.next_datagram() {
                 ages.push(age(bytes));
             }
+            calls = CALL_MESSAGES;
         }
         if park && ages.len() == before && idle > 20 {
-            if how == How::Plain && !polled {
+            if how != How::Uring && !polled {
                 ring.poll_once(socket.as_fd(), 2).expect("queues");
                 polled = true;
             }
@@ -148,7 +153,7 @@ fn send_cost(how: How, batch: usize, segments: usize, bytes: usize) -> f64 {
     let mut sent = 0;
     while sent < DATAGRAMS {
         match how {
-            How::Plain => {
+            How::Plain | How::Single => {
                 if sender.send(None, &spare[0], segment) == Sent::Done {
                     sent += segments;
                 }
@@ -183,9 +188,13 @@ fn main() {
     let mut cases = Vec::new();
     for rate in [10_000, 50_000] {
         for park in [false, true] {
-            for (send, receive) in
-                [(How::Plain, How::Plain), (How::Plain, How::Uring), (How::Uring, How::Plain), (How::Uring, How::Uring)]
-            {
+            for (send, receive) in [
+                (How::Plain, How::Plain),
+                (How::Plain, How::Single),
+                (How::Plain, How::Uring),
+                (How::Uring, How::Plain),
+                (How::Uring, How::Uring),
+            ] {
                 cases.push((rate, park, send, receive));
             }
         }

@@ -2,7 +2,7 @@
 
 use std::hint::spin_loop;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ringfire::CycleStamp;
@@ -102,13 +102,31 @@ impl Placement {
 #[repr(align(128))]
 pub struct Line(pub [AtomicU64; 8]);
 
+/// Tells a thread that another has come to its CPU.
+#[derive(Default)]
+pub struct Ready(AtomicBool);
+
+impl Ready {
+    pub fn say(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Gives the CPU away while it waits: a thread begins on its maker's.
+    pub fn wait(&self) {
+        while !self.0.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// Looks at the placement: median of half a round trip of one word, in ns. The caller is pinned to one CPU.
 pub fn probe(other: usize, ns_per_tick: f64) -> f64 {
-    let (there, back) = (Line::default(), Line::default());
+    let (there, back, ready) = (Line::default(), Line::default(), Ready::default());
     let mut trips = Vec::with_capacity(PROBE_TRIPS);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             pin(other);
+            ready.say();
             for trip in 1..=PROBE_TRIPS as u64 {
                 while there.0[0].load(Ordering::Acquire) != trip {
                     spin_loop();
@@ -116,6 +134,7 @@ pub fn probe(other: usize, ns_per_tick: f64) -> f64 {
                 back.0[0].store(trip, Ordering::Release);
             }
         });
+        ready.wait();
         for trip in 1..=PROBE_TRIPS as u64 {
             let sent = ticks();
             there.0[0].store(trip, Ordering::Release);

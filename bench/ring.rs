@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pinned::{Line, Placement, ticks};
+use pinned::{Line, Placement, Ready, ticks};
 use ring_peers::{
     Contender, Crossbeam, Floor, Receiver, Record, RingfireLossless, RingfireLossy, Rtrb, Sender, Sluice,
     SluiceLossless,
@@ -147,14 +147,18 @@ impl Bench<'_> {
         // As many again beforehand: the ring's pages and the branch predictor are warm.
         let total = 2 * trips;
         let mut taken = Vec::with_capacity(total);
+        let ready = Ready::default();
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            scope.spawn(|| {
                 pinned::pin(other);
+                ready.say();
+                let (there_end, back) = (&mut there_end, &mut back);
                 for _ in 0..total {
-                    let record = wait_for(&mut there_end);
+                    let record = wait_for(there_end);
                     back.send(&record);
                 }
             });
+            ready.wait();
             let mut record: Record<WORDS> = [0; WORDS];
             for trip in 0..total as u64 {
                 record[0] = trip;
@@ -174,12 +178,12 @@ impl Bench<'_> {
         let (mut sender, mut receiver) = C::open(self.folder, LATENCY_CAPACITY);
         let (count, other) = (self.sizes.paced, self.cpus.1);
         let pace = (PACE_NS / self.ns_per_tick) as u64;
-        let ready = AtomicU64::new(0);
+        let ready = Ready::default();
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| {
                 pinned::pin(other);
                 let mut taken = Vec::with_capacity(count);
-                ready.store(1, Ordering::Release);
+                ready.say();
                 let mut next = 0;
                 while next < count as u64 {
                     let record = wait_for(&mut receiver);
@@ -190,9 +194,7 @@ impl Bench<'_> {
                 }
                 taken
             });
-            while ready.load(Ordering::Acquire) == 0 {
-                spin_loop();
-            }
+            ready.wait();
             let mut record: Record<WORDS> = [0; WORDS];
             let start = ticks() + pace;
             for number in 0..count as u64 {
@@ -211,19 +213,17 @@ impl Bench<'_> {
     fn throughput<const WORDS: usize, C: Contender<WORDS>, const BATCH: bool>(&self) -> f64 {
         let (mut sender, mut receiver) = C::open(self.folder, THROUGHPUT_CAPACITY);
         let (count, other) = (if BATCH { self.sizes.batch } else { self.sizes.single }, self.cpus.1);
-        let (ready, progress) = (AtomicU64::new(0), Line::default());
+        let (ready, progress) = (Ready::default(), Line::default());
         let (start, end) = std::thread::scope(|scope| {
             let end = scope.spawn(|| {
                 pinned::pin(other);
-                ready.store(1, Ordering::Release);
+                ready.say();
                 match BATCH {
                     true => drain_batches(&mut receiver, count, &progress.0[0]),
                     false => drain(&mut receiver, count, &progress.0[0]),
                 }
             });
-            while ready.load(Ordering::Acquire) == 0 {
-                spin_loop();
-            }
+            ready.wait();
             let start = ticks();
             match BATCH {
                 true => fill_batches(&mut sender, count, &progress.0[0]),

@@ -1,10 +1,16 @@
-//! What brings a record from a ring to its copy: bare sockets in the same topology, and the peer.
+//! What brings a record from a ring to its copy: bare sockets in the same topology, the peer, and ours.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
+
+use sluice::config;
+use sluice::ring::inline::InlineUdp;
+use sluice::ring::step::{Mirror, Server};
+use sluice::ring::{ConsumerSettings, InlineSender, RingConsumer, RingProducer, RingSettings, StartAt};
 
 use crate::paced::{BURST_MAX, Path, Record, SENDER_PRIORITY, Source};
 use crate::pinned::{self, Line};
@@ -278,3 +284,87 @@ impl Path for RingfirePath {
 }
 
 const _: () = assert!(BURST_MAX >= 50 && SHARED_SLOTS > 8 * BURST_MAX);
+
+/// Our `serve` and `mirror`, stepped. Inline: the producer's thread sends the datagrams, and the server sleeps beside it.
+pub fn sluice(opening: &Opening, inline: bool) -> Ends {
+    let (source, copy) = (opening.folder.join("source"), opening.folder.join("copy"));
+    let settings = RingSettings { capacity: CAPACITY, ..RingSettings::default() };
+    let producer = RingProducer::<Record>::create(&source, &settings).expect("a ring");
+    let mut serve = config::Serve::new("bench", "", source, SocketAddr::from((LOCAL, 0)));
+    match opening.transport {
+        Transport::Tcp => {}
+        Transport::Udp => serve.udp = Some(free_port()),
+        Transport::Multicast => {
+            serve.multicast = Some(SocketAddrV4::new(GROUP, free_port()));
+            serve.interface = LOCAL;
+        }
+    }
+    let (told, server) = channel();
+    as_sender(opening.cpu, opening.realtime && !inline, move || serve_for_ever(&serve, inline, &told));
+    let (at, sender) = server.recv().expect("a server");
+    let mut mirror = config::Mirror::new("bench", "", at.to_string(), copy.clone());
+    mirror.interface = LOCAL;
+    mirror.unicast = opening.transport == Transport::Udp;
+    let mut mirror = Mirror::new(&mirror).expect("a mirror");
+    while !mirror.status().live {
+        mirror.step().expect("a mirror");
+    }
+    let reader =
+        RingConsumer::open(&copy, StartAt::Oldest, &ConsumerSettings::default()).expect("a reader of the copy");
+    let source: Box<dyn Source> = match sender {
+        Some(sender) => Box::new(SluiceSource(producer.with_sender(sender))),
+        None => Box::new(SluiceSource(producer)),
+    };
+    (source, Box::new(SluicePath { mirror, reader }))
+}
+
+/// Steps a server of this thread; tells where it listens, and hands out its datagram half if that is asked for.
+fn serve_for_ever(serve: &config::Serve, inline: bool, told: &Told) {
+    let mut server = Server::new(serve).expect("a server");
+    while !server.state().attached {
+        server.step().expect("a server");
+    }
+    let half = inline.then(|| server.inline().expect("the ring again").expect("datagrams"));
+    told.send((server.address(), half)).expect("somebody asked");
+    loop {
+        if inline {
+            server.wait(INLINE_WAIT).expect("a server");
+        }
+        server.step().expect("a server");
+    }
+}
+
+/// Where a server listens, and what sends inline.
+type Told = std::sync::mpsc::Sender<(SocketAddr, Option<InlineUdp>)>;
+/// The server of a producer that sends inline looks after heartbeats and repair.
+const INLINE_WAIT: Duration = Duration::from_millis(1);
+
+struct SluiceSource<S>(RingProducer<Record, S>);
+
+impl<S: InlineSender + Send> Source for SluiceSource<S> {
+    fn push(&mut self, records: &[Record]) {
+        match records {
+            [record] => self.0.push(record),
+            records => self.0.push_batch(records),
+        };
+    }
+}
+
+struct SluicePath {
+    mirror: Mirror,
+    reader: RingConsumer<Record>,
+}
+
+impl Path for SluicePath {
+    fn step(&mut self) {
+        self.mirror.step().expect("a mirror");
+    }
+
+    fn receive(&mut self) -> Option<Record> {
+        self.reader.try_recv()
+    }
+
+    fn repairs(&self) -> u64 {
+        self.mirror.counters().naks + self.mirror.counters().gaps
+    }
+}

@@ -454,14 +454,12 @@ mod tests {
     /// The ring's sections of the annotated file; what has no default is as written there.
     fn ring_with_every_default() -> Ring {
         let bind = "0.0.0.0:7400".parse().expect("an address");
-        let key_file = Some("/etc/sluice/ring.key".into());
         let serve = Serve {
             multicast: Some("239.255.0.1:7401".parse().expect("a group")),
             udp: Some(7403),
-            key_file: key_file.clone(),
             ..Serve::new("ticks", "rx", "/dev/shm/ticks".into(), bind)
         };
-        let mirror = Mirror { key_file, ..Mirror::new("book", "disk", "10.0.0.5:7400", "/dev/shm/book".into()) };
+        let mirror = Mirror::new("book", "disk", "10.0.0.5:7400", "/dev/shm/book".into());
         Ring { serves: vec![serve], mirrors: vec![mirror] }
     }
 

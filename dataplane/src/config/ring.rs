@@ -354,7 +354,7 @@ impl Mirror {
         Span(Duration::from_millis(500))
     }
     fn reconnect_max_default() -> Span {
-        Span(Duration::from_secs(5))
+        Span(Duration::from_secs(2))
     }
     fn silence_default() -> Span {
         Span(Duration::from_millis(250))

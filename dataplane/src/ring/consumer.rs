@@ -186,18 +186,7 @@ impl Reader {
 
     /// Stands at the start and enters the registry.
     fn begin(&mut self, start: StartAt) -> Result<(), RingError> {
-        let head = self.view.head();
-        let oldest = self.view.geometry.oldest(head);
-        self.cursor = match start {
-            StartAt::Latest => head.max(1),
-            StartAt::Head => head + 1,
-            StartAt::Oldest => oldest,
-            StartAt::Sequence(wanted) => wanted.clamp(1, slots::BUSY - 2),
-        };
-        if self.cursor < oldest {
-            self.lapped += oldest - self.cursor;
-            self.cursor = oldest;
-        }
+        self.stand_at(start);
         self.register()?;
         if self.registration.is_some() {
             // Before it was entered the producer did not wait for it.
@@ -381,6 +370,12 @@ impl Reader {
     }
 
     pub fn seek(&mut self, start: StartAt) {
+        self.stand_at(start);
+        self.tell();
+    }
+
+    /// Puts the cursor where reading shall begin, or to the oldest that is there; what lies between counts as lapped.
+    fn stand_at(&mut self, start: StartAt) {
         let head = self.view.head();
         let oldest = self.view.geometry.oldest(head);
         let wanted = match start {
@@ -391,7 +386,6 @@ impl Reader {
         };
         self.lapped = self.lapped.wrapping_add(oldest.saturating_sub(wanted));
         self.cursor = wanted.max(oldest);
-        self.tell();
     }
 }
 
@@ -442,7 +436,7 @@ impl<T: Record> RingConsumer<T> {
     }
 
     /// The next record, if it is there. Its sequence is [`RingConsumer::cursor`] − 1 afterwards.
-    #[inline]
+    #[inline(always)]
     pub fn try_recv(&mut self) -> Option<T> {
         let record = self.take()?;
         self.reader.tell();

@@ -100,3 +100,41 @@ impl Watch {
         Producer::Alive
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::RingSettings;
+    use crate::sys::clock;
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    /// A beat comes at 0 and 90 ms, then none until 400 ms: the looks in between, in ms.
+    #[test]
+    fn a_stall_is_found_within_its_time() {
+        let path = PathBuf::from(format!("/dev/shm/sluice-liveness-{}", std::process::id()));
+        let settings = RingSettings { capacity: 8, heartbeat: true, ..RingSettings::default() };
+        let shape = settings.shape::<u64>(None).expect("sound");
+        let mut writer = settings.create(&path, &shape).expect("made").writer;
+        let view = View::open(&path, super::super::view::Front::ReadOnly, false).expect("a ring");
+        let mut watch = Watch::new(&view);
+        let mut changes = Vec::new();
+        for ms in (0..700).step_by(5) {
+            if matches!(ms, 0 | 90 | 400) {
+                // The beat is a clock's reading: another one than the last.
+                clock::sleep(Duration::from_millis(20));
+                writer.beat();
+            }
+            if ms == 600 {
+                writer.file.take().expect("on a file").release();
+            }
+            changes.extend(watch.look(&view, ms * 1_000_000).map(|found| (ms, found)));
+        }
+        let found: Vec<Producer> = changes.iter().map(|change| change.1).collect();
+        assert_eq!(found, [Producer::Stalled, Producer::Alive, Producer::Stalled, Producer::Died], "{changes:?}");
+        for ((ms, _), cause) in changes.iter().zip([90, 400, 400, 600]) {
+            assert!((0..250).contains(&(ms - cause)), "{changes:?}");
+        }
+        std::fs::remove_file(&path).expect("left there by a writer without its file");
+    }
+}

@@ -30,6 +30,8 @@ mod sockets;
 pub mod stats;
 #[cfg(feature = "mirror")]
 pub mod step;
+#[cfg(feature = "mirror")]
+pub mod stress;
 mod view;
 pub mod wait;
 mod writer;

@@ -15,10 +15,13 @@ use super::stats::{MirrorBooks, MirrorView, RingStatus, ServeBooks, ServeView};
 use crate::config::{self, Config, Finding, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
-use crate::sys::{random, udp};
+use crate::sys::random;
 
 /// Longest key file: a key is read whole, and nothing that long is a key.
 const KEY_FILE_BYTES_MAX: u64 = 1_024;
+
+/// Sessions that are shown without a new allocation on the serve's core.
+const SESSIONS_SHOWN: usize = 64;
 
 /// The ring job, planned.
 #[derive(Default)]
@@ -71,7 +74,7 @@ pub(super) fn serve_worker(serve: &config::Serve, once: bool) -> Result<(ServeWo
     let key = serve.key_file.as_deref().map(read_key).transpose().map_err(|what| format!("{name}: {what}"))?;
     let (state, state_reader) = counters();
     let (machine, machine_reader) = counters();
-    let sessions = Arc::new(Mutex::new(Vec::new()));
+    let sessions = Arc::new(Mutex::new(Vec::with_capacity(SESSIONS_SHOWN)));
     let address = Arc::new(OnceLock::new());
     let view = ServeView {
         name: serve.name.clone(),
@@ -168,12 +171,6 @@ fn serve_settings(serve: &config::Serve, key: Option<PresharedKey>) -> ServeSett
 }
 
 fn mirror_settings(mirror: &config::Mirror, key: Option<PresharedKey>) -> MirrorSettings {
-    let mut datagrams_from = mirror.datagrams_from.clone();
-    // A source on this host sends from whichever of the host's addresses its way out has.
-    let own = udp::own_addresses();
-    if mirror.source.parse::<std::net::SocketAddr>().is_ok_and(|source| own.contains(&source.ip())) {
-        datagrams_from.extend(own);
-    }
     MirrorSettings {
         start: match mirror.from {
             MirrorStart::Latest => Start::Latest,
@@ -185,7 +182,7 @@ fn mirror_settings(mirror: &config::Mirror, key: Option<PresharedKey>) -> Mirror
         key,
         ring_bytes_max: mirror.geometry_max.0,
         held_bytes_max: mirror.hold_back.0 as usize,
-        datagrams_from,
+        datagrams_from: mirror.datagrams_from.clone(),
         silent_datagrams_ns: mirror.silence.nanos(),
         silent_stream_ns: mirror.silence_stream.nanos(),
         ..MirrorSettings::default()

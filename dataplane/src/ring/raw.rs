@@ -92,6 +92,11 @@ impl RawReader {
         self.watch.producer()
     }
 
+    /// Forgets that the producer died: a mirror's file may have been taken over and go on. The next look tells.
+    pub fn look_again(&mut self) {
+        self.watch = Watch::new(&self.view);
+    }
+
     /// Whether the path leads to another ring by now, or nowhere (one system call).
     pub fn path_now(&self) -> Option<PathNow> {
         self.view.file.as_ref().map(|file| file.path_now())
@@ -118,13 +123,17 @@ impl RawReader {
     /// Whether record `sequence` is in its slot (a look without a copy).
     #[inline]
     pub fn is_there(&self, sequence: u64) -> bool {
-        slots::sequence(self.view.slot(sequence)) == sequence
+        slots::sequence(self.view.slot(sequence)) == sequence && sequence != 0 && sequence != slots::BUSY
     }
 
     /// Appends record `sequence` to `out`: the slot's payload, then a blob's bytes. Appends nothing unless the outcome is
     /// [`RawRead::Record`].
     #[inline]
     pub fn read(&self, sequence: u64, out: &mut Vec<u8>) -> RawRead {
+        if sequence == 0 || sequence >= slots::BUSY - 1 {
+            // No record has such a number, but an empty or a busy slot has.
+            return RawRead::NotYet;
+        }
         let (begin, payload) = (out.len(), self.view.geometry.payload_bytes());
         out.resize(begin + payload, 0);
         let slot = self.view.slot(sequence);

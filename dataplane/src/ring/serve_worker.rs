@@ -17,7 +17,7 @@ use super::sockets::Outlets;
 use super::stats::{ServeBooks, ServeState};
 use super::step::StepError;
 use crate::runtime::worker::{Turn, Worker};
-use crate::sys::udp::{ReceiveBatch, UdpSocket};
+use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
 use crate::sys::{clock, tcp};
 use crate::units::NANOS_PER_MILLI;
 
@@ -35,6 +35,8 @@ const LOOK_NS: i64 = NANOS_PER_MILLI;
 const INLINE_LOOK_NS: i64 = NANOS_PER_MILLI / 2;
 /// How often the ring's file is looked at: a death or a replacement is known well within the stated 250 ms.
 const FILE_LOOK_NS: i64 = 50 * NANOS_PER_MILLI;
+/// How often a producer that died is looked for again: the file of a mirror, served by a hub, may be taken over.
+const LOOK_AGAIN_NS: i64 = 500 * NANOS_PER_MILLI;
 /// How often the list of sessions is shown.
 const SESSIONS_LOOK_NS: i64 = 200 * NANOS_PER_MILLI;
 /// How long a stopping worker goes on sending what has been published.
@@ -121,8 +123,11 @@ pub(super) struct ServeWorker {
     inline_look_at: i64,
     look_at: i64,
     file_look_at: i64,
+    look_again_at: i64,
     sessions_look_at: i64,
     stopping: Option<i64>,
+    /// The last turn found nothing to send.
+    idle: bool,
     now: i64,
 }
 
@@ -153,8 +158,10 @@ impl ServeWorker {
             inline_look_at: 0,
             look_at: 0,
             file_look_at: 0,
+            look_again_at: 0,
             sessions_look_at: 0,
             stopping: None,
+            idle: false,
             now: 0,
         }
     }
@@ -230,13 +237,9 @@ impl ServeWorker {
 
     /// Opens the ring, or what has taken its place; looks whether its producer lives.
     fn look_at_file(&mut self, turn: &mut Turn<'_>) {
-        if let Some(ring) = self.sender.ring_mut() {
-            let producer = ring.producer(turn.now);
-            self.state.producer_alive = producer == Producer::Alive;
-            self.state.producer_stalled = producer == Producer::Stalled;
-            if producer != Producer::Replaced && !self.replaced_by_now(producer) {
-                return;
-            }
+        let producer = self.look_at_producer(turn.now);
+        if producer.is_some_and(|producer| producer != Producer::Replaced && !self.replaced_by_now(producer)) {
+            return;
         }
         let opened = RawReader::open(&self.parts.ring, self.parts.futex).or_else(|error| match self.parts.futex {
             // A ring that this process may only read is looked at by time.
@@ -254,13 +257,30 @@ impl ServeWorker {
         }
     }
 
+    /// What is known of the ring's producer; `None` without a ring. Mirrors are told when there is none any more.
+    fn look_at_producer(&mut self, now: i64) -> Option<Producer> {
+        let ring = self.sender.ring_mut()?;
+        let mut producer = ring.producer(now);
+        if producer == Producer::Died && now >= self.look_again_at {
+            self.look_again_at = now + LOOK_AGAIN_NS;
+            ring.look_again();
+            producer = ring.producer(now);
+        }
+        self.state.producer_alive = producer == Producer::Alive;
+        self.state.producer_stalled = producer == Producer::Stalled;
+        // A peer's producer need not lock its file: only of ours a free lock means death.
+        let gone = ring.incarnation() != 0 && matches!(producer, Producer::Died | Producer::Stalled);
+        self.sender.set_producer_alive(!gone);
+        Some(producer)
+    }
+
     /// A dead producer's path may lead to a new ring before the next look is due.
     fn replaced_by_now(&self, producer: Producer) -> bool {
         producer == Producer::Died
             && self.sender.ring().and_then(RawReader::path_now) == Some(crate::sys::shm::PathNow::Replaced)
     }
 
-    fn attach(&mut self, turn: &mut Turn<'_>, mut ring: RawReader) {
+    fn attach(&mut self, turn: &mut Turn<'_>, ring: RawReader) {
         self.withdraw();
         if std::mem::take(&mut self.futex_armed) {
             let wait = turn.user_data(FUTEX | self.futex_number);
@@ -274,9 +294,11 @@ impl ServeWorker {
             incarnation = format!("{:016x}", ring.incarnation()),
             "serving"
         );
-        self.state.producer_alive = ring.producer(turn.now) == Producer::Alive;
         (self.state.attached, self.missing_told) = (true, false);
+        // A producer's own sender stays with its ring; this one's datagrams are sent here until it is taken out as well.
+        self.inline = None;
         self.sender.attach(ring, turn.now);
+        self.look_at_producer(turn.now);
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
@@ -441,7 +463,7 @@ impl ServeWorker {
         }
         let mut taken = 0;
         while taken < DATAGRAMS_PER_TURN {
-            if batch.is_empty() && !matches!(socket.receive(batch), Ok(1..)) {
+            if batch.is_empty() && !matches!(socket.receive(batch, CALL_MESSAGES), Ok(1..)) {
                 self.punch_waits = false;
                 break;
             }
@@ -525,9 +547,12 @@ impl Worker for ServeWorker {
         };
         work += self.poll_streams(turn);
         work += self.take_punches(turn);
+        // A full socket empties within microseconds: that is no time to sleep.
+        work += usize::from(self.sender.is_datagram_blocked());
         if turn.now >= self.look_at {
             self.look(turn);
         }
+        self.idle = work == 0;
         work
     }
 
@@ -547,7 +572,8 @@ impl Worker for ServeWorker {
 
     /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
     fn before_sleep(&mut self, turn: &mut Turn<'_>) {
-        if !self.futex_known || self.announced {
+        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
+        if !self.futex_known || self.announced || self.state.connections == 0 {
             return;
         }
         let Some(ring) = self.sender.ring() else { return };
@@ -566,14 +592,17 @@ impl Worker for ServeWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        // Nothing else wakes the core for a record: it looks by time.
-        let by_time = if self.announced && self.futex_armed { self.file_look_at } else { self.look_at };
+        // Where nothing else wakes the core for a record it looks by time.
+        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let by_time = if woken { self.file_look_at } else { self.look_at };
         let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
         Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))
     }
 
     fn stop(&mut self, turn: &mut Turn<'_>) {
         self.stopping = Some(turn.now);
+        self.idle = false;
+        self.state.head = self.sender.ring().map_or(0, RawReader::head);
         // The request holds the listener open.
         let _ = turn.ring.cancel(turn.user_data(ACCEPT), turn.user_data(CANCEL));
         self.listener = None;
@@ -583,7 +612,7 @@ impl Worker for ServeWorker {
         let Some(since) = self.stopping else { return false };
         let sending = self.connections.iter().flatten().any(|connection| connection.sending);
         let behind = self.sender.sessions().any(|session| session.next <= self.state.head && session.next > 0);
-        (!sending && !behind) || self.now - since > DRAIN_NS
+        (self.idle && !sending && !behind) || self.now - since > DRAIN_NS
     }
 
     fn finish(&mut self) {

@@ -51,7 +51,7 @@ impl Datagrams for Outlets {
                 other => return outcome(other),
             }
         }
-        // One by one. What is sent twice because the socket's queue is full half way is dropped as a duplicate.
+        // One by one. What the socket's queue has no room for half way is lost, as on the wire, and asked for again.
         let mut sent = 0;
         for datagram in bytes.chunks(usize::from(segment)) {
             match socket.send(named, datagram, None) {
@@ -150,7 +150,7 @@ mod tests {
             assert_eq!(outlets.send(Destination::Multicast, &[1; 250], None), SendOutcome::Failed, "no such socket");
             let (mut batch, mut sizes) = (ReceiveBatch::default(), Vec::new());
             for _ in 0..1_000 {
-                receiver.receive(&mut batch).expect("receives");
+                receiver.receive(&mut batch, 8).expect("receives");
                 while let Some((_, bytes)) = batch.next_datagram() {
                     sizes.push(bytes.len());
                 }

@@ -8,7 +8,8 @@ use crate::sync::registry::{self, Entry};
 use crate::sync::word::{Load, Ordering};
 use crate::sys::futex;
 use crate::sys::shm::{
-    HalfAt, Halves, MapOptions, Mapping, ReadWord, ReadWordAt, ReadWords, RingFile, WordAt, Words, process_exists,
+    HalfAt, Halves, MapOptions, Mapping, ReadRows, ReadWord, ReadWordAt, ReadWords, RingFile, WordAt, Words,
+    process_exists,
 };
 use crate::wire::ring::{
     ARENA_HEADER_BYTES, Arena, Geometry, HEADER_BYTES, Header, LayoutError, REGISTRY_ENTRY_BYTES, offset, oldest,
@@ -46,9 +47,7 @@ pub(super) struct View {
     pub incarnation: u64,
     /// `None` in memory without a file.
     pub file: Option<RingFile>,
-    slots: ReadWords,
-    stride: usize,
-    mask: u64,
+    slots: ReadRows,
     head: ReadWordAt,
     life: ReadWordAt,
     pub arena: Option<ArenaView>,
@@ -165,8 +164,7 @@ impl View {
     /// The ring in a mapping that holds it whole, without gate and registry.
     pub fn over(mapping: &Mapping, header: &Header) -> Result<View, LayoutError> {
         let geometry = header.geometry;
-        let slots_offset = geometry.slots_offset as usize;
-        let slots_words = geometry.capacity as usize * geometry.element_size as usize / 8;
+        let (slots_offset, stride) = (geometry.slots_offset as usize, geometry.element_size as usize / 8);
         let arena = match geometry.has_arena() {
             true => Some(ArenaView::of(mapping, &geometry)?),
             false => None,
@@ -175,9 +173,7 @@ impl View {
             geometry,
             incarnation: header.incarnation,
             file: None,
-            slots: mapping.read_words(slots_offset, slots_words),
-            stride: geometry.element_size as usize / 8,
-            mask: geometry.capacity - 1,
+            slots: mapping.read_rows(slots_offset, geometry.capacity, stride),
             head: mapping.read_word(offset::WRITE_SEQ),
             life: mapping.read_word(offset::PRODUCER_PID),
             arena,
@@ -189,8 +185,7 @@ impl View {
     /// The slot of `sequence`.
     #[inline(always)]
     pub fn slot(&self, sequence: u64) -> &[ReadWord] {
-        let at = (sequence & self.mask) as usize * self.stride;
-        &self.slots[at..at + self.stride]
+        self.slots.row(sequence)
     }
 
     /// The last published sequence; 0 while there is none.

@@ -9,7 +9,7 @@ use crate::sync::gate::{self, Barrier};
 use crate::sync::slots;
 use crate::sys::clock::monotonic_coarse_ms;
 use crate::sys::futex;
-use crate::sys::shm::{HalfAt, MapOptions, Mapping, RingFile, WordAt, Words, random_nonzero};
+use crate::sys::shm::{HalfAt, MapOptions, Mapping, RingFile, Rows, WordAt, Words, random_nonzero};
 use crate::wire::ring::{ARENA_HEADER_BYTES, Arena, Geometry, HEADER_BYTES, Header, MAGIC, Placed, offset};
 
 /// Where a ring's memory comes from.
@@ -24,6 +24,12 @@ pub(super) struct Place<'a> {
     pub numa_node: Option<u32>,
 }
 
+/// A sleeper that was killed stays in the count of sleepers, and each push would call the kernel for it for ever. After so
+/// many wakes for nobody, over so long, the count is set back ([`gate::forget`]). A reader on its way into the kernel is
+/// there within microseconds, or milliseconds on a busy machine.
+const VAIN_WAKES_MIN: u32 = 256;
+const VAIN_MS_MIN: i64 = 1_000;
+
 /// A ring's memory and its only writer's state.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -32,9 +38,7 @@ pub(super) struct Writer {
     pub file: Option<RingFile>,
     keep: bool,
     mapping: Mapping,
-    slots: Words,
-    stride: usize,
-    mask: u64,
+    slots: Rows,
     /// The sequence that is written next.
     pub next: u64,
     head: WordAt,
@@ -42,6 +46,8 @@ pub(super) struct Writer {
     waiting: HalfAt,
     life: WordAt,
     beats: bool,
+    /// Wakes in a row that woke nobody, and when the first of them was (coarse ms).
+    vain: (u32, i64),
     pub barrier: Barrier,
     pub arena: Option<ArenaWriter>,
 }
@@ -115,11 +121,13 @@ impl Writer {
         if header.geometry != *geometry || View::over(&mapping, &header).is_err() {
             return Ok(None);
         }
-        // Beyond it there is no sequence to go on with.
+        // Beyond these there is no sequence and no room to go on with: what no writer leaves behind.
         let Some(next) = header.write_seq.checked_add(1).filter(|next| *next < slots::BUSY - 1) else {
             return Ok(None);
         };
-        Ok(Some(Writer::of(mapping, Some(file), place.keep, &header, next)))
+        let writer = Writer::of(mapping, Some(file), place.keep, &header, next);
+        let used_up = writer.arena.as_ref().is_some_and(|arena| arena.reserved > u64::MAX / 2);
+        Ok((!used_up).then_some(writer))
     }
 
     /// Fills in header and arena, and says with the magic that the ring is ready.
@@ -142,7 +150,7 @@ impl Writer {
 
     fn of(mapping: Mapping, file: Option<RingFile>, keep: bool, header: &Header, next: u64) -> Writer {
         let geometry = header.geometry;
-        let words = geometry.capacity as usize * geometry.element_size as usize / 8;
+        let (slots_offset, stride) = (geometry.slots_offset as usize, geometry.element_size as usize / 8);
         // In this process's own memory nobody needs a barrier from another one.
         let registered = file.is_some() && futex::register_barrier();
         let writer = Writer {
@@ -150,15 +158,14 @@ impl Writer {
             incarnation: header.incarnation,
             file,
             keep,
-            slots: mapping.words(geometry.slots_offset as usize, words),
-            stride: geometry.element_size as usize / 8,
-            mask: geometry.capacity - 1,
+            slots: mapping.rows(slots_offset, geometry.capacity, stride),
             next,
             head: mapping.word(offset::WRITE_SEQ),
             futex: mapping.half(offset::FUTEX_WORD),
             waiting: mapping.half(offset::WAITING),
             life: mapping.word(offset::PRODUCER_PID),
             beats: header.heartbeat_ms != 0,
+            vain: (0, 0),
             barrier: if registered { Barrier::Sleeper } else { Barrier::Producer },
             arena: ArenaWriter::of(&mapping, &geometry),
             mapping,
@@ -176,26 +183,46 @@ impl Writer {
     /// The slot of `sequence`.
     #[inline(always)]
     pub fn slot(&self, sequence: u64) -> &[AtomicU64] {
-        let at = (sequence & self.mask) as usize * self.stride;
-        &self.slots[at..at + self.stride]
+        self.slots.row(sequence)
     }
 
     /// Makes everything below `next` the ring's head, and wakes sleepers.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if gate::publish(&*self.head, &*self.waiting, self.next - 1, self.barrier) {
-            self.wake();
-        }
-        if self.beats {
-            self.beat();
+        let sleeping = gate::publish(&*self.head, &*self.waiting, self.next - 1, self.barrier);
+        if sleeping || self.beats {
+            self.after_publish(sleeping);
         }
     }
 
+    /// Out of line, so that a push that has nothing to do here needs no stack.
     #[cold]
     #[inline(never)]
-    fn wake(&self) {
+    fn after_publish(&mut self, sleeping: bool) {
+        if sleeping {
+            self.wake();
+        }
+        self.beat_if_asked();
+    }
+
+    fn wake(&mut self) {
         gate::mark(&*self.futex);
-        futex::wake_all(&self.futex);
+        if futex::wake_all(&self.futex) > 0 {
+            self.vain.0 = 0;
+            return;
+        }
+        let now_ms = monotonic_coarse_ms();
+        if self.vain.0 == 0 {
+            self.vain.1 = now_ms;
+        }
+        self.vain.0 = self.vain.0.saturating_add(1);
+        if self.vain.0 >= VAIN_WAKES_MIN && now_ms - self.vain.1 >= VAIN_MS_MIN {
+            self.vain.0 = 0;
+            if gate::forget(&*self.waiting) {
+                gate::mark(&*self.futex);
+                futex::wake_all(&self.futex);
+            }
+        }
     }
 
     /// Tells readers that this process lives.
@@ -241,10 +268,12 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // While the lock is still held, so that no successor's file is meant.
-        if let Some(file) = self.file.as_ref().filter(|_| !self.keep) {
+        let Some(file) = &self.file else { return };
+        if !self.keep {
+            // While the lock is still held, so that no successor's file is meant.
             file.unlink();
         }
+        file.release();
     }
 }
 

@@ -78,7 +78,10 @@ impl ShmError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::ENOSPC) => "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger",
+        // The second is what touching pages says of a full file system.
+        Some(libc::ENOSPC | libc::EFAULT) => {
+            "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger"
+        }
         Some(libc::EACCES | libc::EPERM) => "; the file's mode and owner decide who may open it",
         _ => "",
     }
@@ -228,6 +231,11 @@ impl RingFile {
         }
     }
 
+    /// Gives the creator's lock back. Closing the file is not enough: a mapping that outlives it holds the lock as well.
+    pub fn release(&self) {
+        unlock(&self.file);
+    }
+
     /// Locks `bytes` bytes at `offset` for this handle, until it is closed or its process dies; false if another has them.
     /// The file must be open for writing.
     pub fn lock_bytes(&self, offset: u64, bytes: u64) -> bool {
@@ -296,7 +304,9 @@ impl RingFile {
         if options.huge_pages {
             mapping.advise(libc::MADV_HUGEPAGE).map_err(|_| self.no_huge_pages(": the kernel has none"))?;
         }
-        if options.writable && mapping.len() as u64 == self.bytes {
+        let whole = options.writable && mapping.len() as u64 == self.bytes;
+        // Room reserved by the file alone is small pages: with huge ones the mapping touches it first.
+        if whole && !options.huge_pages {
             self.reserve()?;
         }
         if options.prefault || options.huge_pages {
@@ -448,6 +458,31 @@ impl Mapping {
         ReadWords { at: self.part(offset, count, 8).cast(), count, memory: self.0.clone() }
     }
 
+    /// `count` rows (a power of two) of `words` words each at `offset` bytes, to read and write.
+    ///
+    /// # Panics
+    /// As [`Mapping::words`], or if `count` is no power of two or `words` is 0.
+    pub fn rows(&self, offset: usize, count: u64, words: usize) -> Rows {
+        assert!(self.0.writable, "the mapping is writable");
+        let (at, mask) = self.row_part(offset, count, words);
+        Rows { at: at.cast(), mask, words, memory: self.0.clone() }
+    }
+
+    /// [`Mapping::rows`] to read.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn read_rows(&self, offset: usize, count: u64, words: usize) -> ReadRows {
+        let (at, mask) = self.row_part(offset, count, words);
+        ReadRows { at: at.cast(), mask, words, memory: self.0.clone() }
+    }
+
+    fn row_part(&self, offset: usize, count: u64, words: usize) -> (NonNull<u8>, u64) {
+        assert!(count.is_power_of_two() && words > 0, "{count} rows of {words} words");
+        let all = usize::try_from(count).ok().and_then(|count| count.checked_mul(words));
+        (self.part(offset, all.expect("rows that fit memory"), 8), count - 1)
+    }
+
     /// The word at `offset` bytes, to read and write.
     ///
     /// # Panics
@@ -573,6 +608,39 @@ slices!(Words, AtomicU64, "Words of a mapping, to read and write.");
 slices!(Halves, AtomicU32, "Halves (of 4 bytes) of a mapping, to read and write.");
 slices!(ReadWords, ReadWord, "Words of a mapping, to read.");
 
+macro_rules! rows {
+    ($name:ident, $item:ty, $what:literal) => {
+        #[doc = $what]
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            at: NonNull<$item>,
+            mask: u64,
+            words: usize,
+            #[allow(dead_code)]
+            memory: Arc<Memory>,
+        }
+
+        // SAFETY: shared atomics in memory that the value keeps alive.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            /// The words of row `number` modulo the number of rows. On every push's path, so without a look at bounds.
+            #[inline(always)]
+            pub fn row(&self, number: u64) -> &[$item] {
+                let at = (number & self.mask) as usize * self.words;
+                // SAFETY: `Mapping` checked that `mask + 1` rows of `words` lie inside the memory, aligned and accessible as
+                // asked; `at` is the beginning of one of them; `memory` keeps the mapping alive; atomics may be shared.
+                unsafe { std::slice::from_raw_parts(self.at.as_ptr().add(at), self.words) }
+            }
+        }
+    };
+}
+
+rows!(Rows, AtomicU64, "Rows of words of a mapping, found with a mask, to read and write.");
+rows!(ReadRows, ReadWord, "Rows of words of a mapping, found with a mask, to read.");
+
 macro_rules! places {
     ($name:ident, $item:ty, $what:literal) => {
         #[doc = $what]
@@ -684,7 +752,10 @@ mod tests {
         let mapping = watcher.map(&MapOptions { prefault: true, ..MapOptions::default() }).expect("mapped");
         first.map(&WRITABLE).expect("mapped").words(8, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!(mapping.read_words(0, 1024)[1].load(Ordering::Relaxed), 7);
-        drop(first);
+        let outlives = first.map(&WRITABLE).expect("mapped");
+        first.release();
+        assert!(watcher.creator_is_gone());
+        drop((first, outlives));
         assert!(watcher.creator_is_gone());
         let second = RingFile::create(&path.0, 4096, 0o600).expect("created in its place");
         assert_ne!(second.inode(), watcher.inode());
@@ -739,6 +810,18 @@ mod tests {
         let started = process_started(own).expect("there is a /proc");
         assert!(started > 0 && started <= ticks_since_boot() + 1);
         assert_ne!(random_nonzero().expect("random"), random_nonzero().expect("random"));
+    }
+
+    #[test]
+    fn rows_are_found_with_a_mask() {
+        let memory = Mapping::anonymous(16 + 4 * 24);
+        let (rows, words) = (memory.rows(16, 4, 3), memory.words(16, 12));
+        (0..12u32).for_each(|index| words[index as usize].store(u64::from(index), Ordering::Relaxed));
+        for (number, first) in [(0, 0), (3, 9), (4, 0), (6, 6), (u64::MAX, 9)] {
+            assert_eq!((rows.row(number)[0].load(Ordering::Relaxed), rows.row(number).len()), (first, 3));
+            assert_eq!(memory.read_rows(16, 4, 3).row(number)[0].load(Ordering::Relaxed), first);
+        }
+        assert!(std::panic::catch_unwind(|| memory.rows(24, 4, 3)).is_err());
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 /// Bytes of one receive buffer: the longest datagram, or the longest train put together.
 const BUFFER_BYTES: usize = 65_536;
 /// Datagrams or trains that one call takes: enough for a turn of 32 datagrams in few calls, and 512 KiB.
-const CALL_MESSAGES: usize = 8;
+pub const CALL_MESSAGES: usize = 8;
 /// Most datagrams of one train (`UDP_MAX_SEGMENTS`, 64 until kernel 6.9, then 128).
 pub const TRAIN_DATAGRAMS_MAX: usize = 64;
 /// Bytes for a message's control data: one `cmsghdr` with an int, and room to spare.
@@ -221,19 +221,19 @@ impl UdpSocket {
         unsafe { libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL) }
     }
 
-    /// Receives what is there into `batch`, up to its room in one call; how many datagrams and trains.
+    /// Receives what is there into `batch`, at most `max` datagrams and trains (and its room) in one call; how many. One at
+    /// a time is the fastest for a single one: the call does not look for a second.
     ///
     /// # Errors
     /// As `recvmmsg(2)`; that nothing is there, and what an earlier datagram met on its way (ECONNREFUSED), are no
     /// errors.
-    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+    pub fn receive(&self, batch: &mut ReceiveBatch, max: usize) -> io::Result<usize> {
         batch.reset();
+        let max = max.clamp(1, CALL_MESSAGES);
         let flags = libc::MSG_DONTWAIT;
         let fd = self.fd.as_raw_fd();
         // SAFETY: every pointer in the headers is to memory that `batch` owns, valid for its stated length.
-        let got = unsafe {
-            libc::recvmmsg(fd, batch.headers.as_mut_ptr(), CALL_MESSAGES as _, flags as _, std::ptr::null_mut())
-        };
+        let got = unsafe { libc::recvmmsg(fd, batch.headers.as_mut_ptr(), max as _, flags as _, std::ptr::null_mut()) };
         if got < 0 {
             return match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -416,7 +416,7 @@ mod tests {
         let mut batch = ReceiveBatch::default();
         let mut taken = Vec::new();
         for _ in 0..2_000 {
-            socket.receive(&mut batch).expect("receives");
+            socket.receive(&mut batch, CALL_MESSAGES).expect("receives");
             while let Some((from, bytes)) = batch.next_datagram() {
                 taken.push((from, bytes.to_vec()));
             }

@@ -97,6 +97,12 @@ pub mod geometry_flag {
     pub const EXTENDED: u8 = 0x80;
 }
 
+/// Bits of HEARTBEAT's flags on TCP.
+pub mod heartbeat_flag {
+    /// Ours, only to an extended mirror: the source answers, but its ring's producer is dead or stalls.
+    pub const NO_PRODUCER: u8 = 0x80;
+}
+
 /// Bits of EXT's features.
 pub mod feature {
     /// The source has a key: a PROOF must follow.

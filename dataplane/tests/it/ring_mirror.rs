@@ -197,6 +197,41 @@ fn a_silent_source_shows_in_the_copy() {
     }
 }
 
+/// A producer that dies while its serve lives on shows in the copy, and in the copy's copy, as a stall; a hub that takes its
+/// file over again shows as alive.
+#[test]
+fn a_dead_producer_shows_down_the_line() {
+    for way in Way::ALL {
+        let (ring, hub, leaf) = (Shm::new("source"), Shm::new("hub"), Shm::new("leaf"));
+        let mut source = Source::create_kept(&ring, CAPACITY, 20, true);
+        let (bind, site) = (tcp_address(), tcp_address());
+        let _serve = serve(&ring, &bind, &way.serve());
+        let first = mirror(&bind, &hub, "oldest", way.mirror());
+        let _site = serve(&hub, &site, &way.serve());
+        let _leaf = mirror(&site, &leaf, "oldest", way.mirror());
+        source.push(10, 1);
+        let mut readers = [Checker::attach(&hub, 20), Checker::attach(&leaf, 20)];
+        readers.iter_mut().for_each(|reader| reader.whole_until(10));
+        let all = |readers: &mut [Checker; 2], wanted: Producer| {
+            until(&format!("{way:?}: {wanted:?}"), || {
+                readers.iter_mut().all(|reader| reader.ring.producer() == wanted).then_some(())
+            });
+        };
+        all(&mut readers, Producer::Alive);
+        // The hub is killed and takes its file over: the leaf is told of the one and of the other.
+        first.kill();
+        until("the leaf stalls", || (readers[1].ring.producer() == Producer::Stalled).then_some(()));
+        let _hub = mirror(&bind, &hub, "resume", way.mirror());
+        until("the leaf goes on", || (readers[1].ring.producer() == Producer::Alive).then_some(()));
+        readers[0] = Checker::attach(&hub, 20);
+        drop(source);
+        all(&mut readers, Producer::Stalled);
+        let mut source = Source::create(&ring, CAPACITY, 21);
+        source.push(5, 1);
+        Checker::attach_new(&leaf, 21).until(5);
+    }
+}
+
 /// The mappings of the serve process: slots read-only; of what it may write only the header's page, and none without futex.
 #[test]
 fn a_serve_maps_the_ring_read_only() {
@@ -466,4 +501,110 @@ fn an_inline_producer_sends_its_own_datagrams() {
             (mirror.counters().heartbeats > heard + 2).then_some(())
         });
     }
+}
+
+/// TCP over IPv6, and a source by its name.
+#[test]
+fn a_source_has_any_address_or_a_name() {
+    let ring = Shm::new("source");
+    let mut source = Source::create(&ring, CAPACITY, 19);
+    source.push(100, 0);
+    let port = tcp_address().rsplit(':').next().expect("a port").to_string();
+    let _served = serve(&ring, &format!("[::]:{port}"), &[]);
+    for from in [format!("[::1]:{port}"), format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
+        let copy = Shm::new("copy");
+        let _mirrored = mirror(&from, &copy, "oldest", &[]);
+        Checker::attach(&copy, 19).whole_until(100);
+    }
+}
+
+/// Blobs of every length, those that no datagram carries among them; lengths, flags and bytes are the source's.
+#[test]
+fn blobs_are_copied_in_every_transport() {
+    use sluice::ring::{BlobConsumer, BlobProducer, ConsumerSettings, StartAt};
+
+    const LENGTHS: [usize; 9] = [0, 1, 63, 64, 1_400, 1_500, 9_000, 64_000, 200_000];
+    let blob = |sequence: u64| -> Vec<u8> {
+        let length = LENGTHS[sequence as usize % LENGTHS.len()];
+        (0..length).map(|at| (at as u64 ^ sequence.wrapping_mul(31)) as u8).collect()
+    };
+    for way in Way::ALL {
+        let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
+        let settings = RingSettings { capacity: 256, ..RingSettings::default() };
+        let mut source = BlobProducer::<[u64; 2]>::create(&ring, &settings, 16 << 20).expect("makes");
+        let mut push = |count: u64| {
+            for _ in 0..count {
+                let next = source.sequence() + 1;
+                source.push(&[next, !next], next as u32, &blob(next)).expect("it fits");
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            source.sequence()
+        };
+        push(30);
+        let bind = tcp_address();
+        let _served = serve(&ring, &bind, &way.serve());
+        let _mirrored = mirror(&bind, &copy, "oldest", way.mirror());
+        let open = || BlobConsumer::<[u64; 2]>::open(&copy, StartAt::Oldest, &ConsumerSettings::default()).ok();
+        let mut reader = until("the copy", open);
+        let last = push(200);
+        let (mut expected, mut bytes) = (1, Vec::new());
+        until("every blob", || {
+            while let Some(record) = reader.try_recv(&mut bytes) {
+                assert_eq!(record.sequence, expected, "{way:?}");
+                assert_eq!((record.meta, record.flags), ([expected, !expected], expected as u32), "{way:?}");
+                assert_eq!(bytes, blob(expected), "{way:?}: blob {expected}");
+                expected += 1;
+            }
+            (expected > last).then_some(())
+        });
+    }
+}
+
+/// A configuration with rings alone runs, and shows what it does.
+#[test]
+fn an_appliance_of_rings_shows_its_counters() {
+    let (ring, hub, config) = (Shm::new("source"), Shm::new("hub"), Shm::new("config"));
+    let mut source = Source::create(&ring, CAPACITY, 18);
+    let (bind, site, control) = (tcp_address(), tcp_address(), tcp_address());
+    let udp = crate::common::mirrors::udp_port();
+    let text = format!(
+        "[[core]]\nname = \"r\"\ncpu = 0\n\
+         [[ring.serve]]\nname = \"source\"\ncore = \"r\"\nring = \"{}\"\nbind = \"{bind}\"\nudp = {udp}\n\
+         [[ring.mirror]]\nname = \"hub\"\ncore = \"r\"\nsource = \"{bind}\"\nring = \"{}\"\nfrom = \"oldest\"\nreconnect = \"10ms\"\n\
+         [[ring.serve]]\nname = \"site\"\ncore = \"r\"\nring = \"{}\"\nbind = \"{site}\"\n\
+         [control]\nlisten = \"{control}\"\n",
+        ring.text(),
+        hub.text(),
+        hub.text()
+    );
+    std::fs::write(&*config, text).expect("writes");
+    let appliance = Sluice::start(&["run", config.text()]);
+    let leaf = Shm::new("leaf");
+    let _leaf = mirror(&site, &leaf, "oldest", &[]);
+    source.push(1_000, 8);
+    Checker::attach(&leaf, 18).whole_until(1_000);
+    let get = |path: &str| sluice::cli::stat::get(control.parse().expect("an address"), path).ok();
+    let metrics = until("the counters", || {
+        get("/metrics").filter(|text| text.contains("sluice_ring_mirror_records_total{mirror=\"hub\"} 1000"))
+    });
+    for part in [
+        "sluice_ring_serve_connections{serve=\"source\"} 1",
+        "sluice_ring_serve_connections{serve=\"site\"} 1",
+        "sluice_ring_serve_producer_alive{serve=\"source\"} 1",
+        "sluice_ring_mirror_live{mirror=\"hub\"} 1",
+        "sluice_ring_mirror_source_silent{mirror=\"hub\"} 0",
+        "sluice_ring_mirror_gaps_total{mirror=\"hub\"} 0",
+    ] {
+        assert!(metrics.contains(part), "{part} in\n{metrics}");
+    }
+    let status = until("the sessions", || {
+        let status: serde_json::Value = serde_json::from_str(&get("/status")?).expect("JSON");
+        status["ring"]["serve"][0]["sessions"][0].is_object().then_some(status)
+    });
+    assert_eq!(status["ring"]["mirror"][0]["next"], 1_001, "{status}");
+    assert_eq!(status["ring"]["serve"][0]["sessions"][0]["delivery"], "udp", "{status}");
+    let mut stat = Sluice::start(&["stat", "--control", &control]);
+    assert_eq!(stat.wait().code(), Some(0));
+    assert!(stat.log().contains("mirror hub: ") && stat.log().contains("serve site: "), "{}", stat.log());
+    assert_eq!(appliance.terminate(), Some(0));
 }

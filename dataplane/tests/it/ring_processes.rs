@@ -74,6 +74,7 @@ fn plays_its_part() {
         "answer" => answer(&path(1), &path(2), number(3)),
         "produce" => produce(&path(1), &path(2), number(3)),
         "read" => read_for_ever(&path(1)),
+        "sleep" => sleep_for_ever(&path(1)),
         other => panic!("no part {other}"),
     }
 }
@@ -309,4 +310,51 @@ fn a_producer_s_death_in_another_pid_namespace_is_seen() {
     while reader.recv(Wait::Futex { spins: 16 }, Duration::from_millis(5)).expect("readable") != Received::Died {
         assert!(killed.elapsed() < Duration::from_secs(5), "its death was not noticed");
     }
+}
+
+/// Sleeps on the ring for ever.
+fn sleep_for_ever(path: &Path) {
+    let reader = loop {
+        match RawReader::open(path, true) {
+            Ok(reader) => break reader,
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    while let Some(value) = reader.announce(u64::MAX - 2) {
+        futex::wait(reader.futex().expect("opened to sleep"), value, LONG);
+        // Killed here at the latest: a wake for nothing.
+        reader.withdraw();
+    }
+}
+
+/// A reader that is killed in its sleep stays announced: the producer forgets it after a while, and not the living.
+#[test]
+fn a_sleeper_killed_in_its_sleep_is_forgotten() {
+    let path = RingPath::new("kill-sleeper");
+    let mut producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let waiting = || std::fs::read(&*path).expect("there")[56];
+    let mut part = Part::start("sleep", &[path.to_str().expect("text")]);
+    let begun = Instant::now();
+    while waiting() == 0 {
+        assert!(begun.elapsed() < LONG, "it never slept");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    part.kill();
+    assert_eq!(waiting(), 1);
+    let killed = Instant::now();
+    while waiting() > 0 {
+        producer.push(&line(producer.sequence() + 1));
+        assert!(killed.elapsed() < LONG, "it is woken for ever");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert!(killed.elapsed() >= Duration::from_millis(900), "not at once: it might live");
+    // The living are woken as before.
+    let mut reader = open(&path, StartAt::Head);
+    let sequence = producer.sequence() + 1;
+    let sleeper = std::thread::spawn(move || reader.recv(Wait::Futex { spins: 0 }, LONG).expect("no follower"));
+    while waiting() == 0 {
+        std::thread::yield_now();
+    }
+    producer.push(&line(sequence));
+    assert_eq!(sleeper.join().expect("woken"), Received::Record { sequence, record: line(sequence) });
 }

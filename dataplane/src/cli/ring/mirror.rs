@@ -31,7 +31,7 @@ pub struct Args {
     /// End with the first connection.
     #[arg(long)]
     pub once: bool,
-    /// Pause before the first reconnection, ms; it doubles up to 5 s (or this, if longer).
+    /// Pause before the first reconnection, ms; it doubles up to 2 s (or this, if longer).
     #[arg(long, value_name = "N", default_value = "500")]
     pub reconnect_ms: u64,
     /// Largest ring that a source may announce: it is made in memory at once.

@@ -9,6 +9,7 @@ mod live;
 pub mod mirror;
 pub mod serve;
 pub mod stat;
+pub mod stress;
 pub mod tail;
 
 /// The verbs of `sluice ring`.
@@ -22,6 +23,8 @@ pub enum Command {
     Stat(stat::Args),
     /// Print a ring's records as they come; a published feed's decoded.
     Tail(tail::Args),
+    /// Publish at a fixed rate for a fixed time, never wait, and say what came through a ring and its mirror, and when.
+    Stress(stress::Args),
 }
 
 /// Runs one verb.
@@ -31,6 +34,7 @@ pub fn run(command: Command) -> Outcome {
         Command::Mirror(args) => mirror::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Tail(args) => tail::run(args),
+        Command::Stress(args) => stress::run(args),
     }
 }
 

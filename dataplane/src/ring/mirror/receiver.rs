@@ -12,7 +12,7 @@ use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, FrameError, Gap, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records,
     SEQUENCE_END, STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag,
-    hello_flag, kind, same_layout,
+    heartbeat_flag, hello_flag, kind, same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -197,6 +197,8 @@ pub struct MirrorStatus {
     pub datagram_ns: Option<i64>,
     /// Nothing was heard for longer than the settings' bound, or there is no connection.
     pub silent: bool,
+    /// The source answers, but says that its ring's producer is dead or stalls (a source of ours only).
+    pub producer_gone: bool,
     /// The source's incarnation; 0 is none or unknown.
     pub incarnation: u64,
     /// The session is authenticated.
@@ -319,6 +321,8 @@ struct Session {
     progress_ns: i64,
     /// Time went by unseen (a ring was made): hearing begins with the next look.
     settle: bool,
+    /// The source says that its ring's producer is dead or stalls.
+    producer_gone: bool,
     source_head: u64,
 }
 
@@ -347,6 +351,7 @@ impl Session {
             heard_ns: None,
             progress_ns: 0,
             settle: false,
+            producer_gone: false,
             source_head: 0,
         }
     }
@@ -565,6 +570,7 @@ impl<H: MirrorHost> Receiver<H> {
             source_head: self.session.source_head.max(next.saturating_sub(1)),
             heard_ns: self.session.heard_ns,
             datagram_ns: self.session.datagram_ns,
+            producer_gone: self.session.producer_gone,
             silent: !live || (!self.session.settle && self.silence_ns(now) > bound_ns),
             incarnation: self.incarnation,
             authenticated: self.session.keys.is_some(),
@@ -804,6 +810,7 @@ impl<H: MirrorHost> Receiver<H> {
                         self.start_over = true;
                         return Err(CloseReason::OtherHistory);
                     }
+                    self.session.producer_gone = false;
                     self.skip_to(header.sequence);
                     self.write(records, header.sequence);
                 } else {
@@ -835,6 +842,8 @@ impl<H: MirrorHost> Receiver<H> {
                     return Err(CloseReason::SequenceLimit);
                 }
                 self.counters.heartbeats += 1;
+                let gone = header.flags & heartbeat_flag::NO_PRODUCER != 0;
+                self.session.producer_gone = gone && self.session.ext.is_some();
                 self.session.source_head = self.session.source_head.max(header.sequence);
                 if !streams {
                     self.loss.announced_at_least(header.sequence);

@@ -10,7 +10,8 @@ use super::{CloseReason, Datagrams, Fault, ReadOutcome, SourceRing, StreamPoll, 
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
     Accept, Announce, EndReason, Ext, Gap, Greeting, HEADER_BYTES, Header, Hello, NAK_RECORDS_MAX, Nak, PROOF_BYTES,
-    Proof, SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, hello_flag, kind,
+    Proof, SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, heartbeat_flag, hello_flag,
+    kind,
 };
 
 /// A send that is not done after this long ends the session (the peer's write timeout).
@@ -297,6 +298,8 @@ pub struct Sender<R: SourceRing> {
     settings: ServeSettings,
     counters: SenderCounters,
     random: Random,
+    /// The ring's producer lives and beats.
+    producer_alive: bool,
     /// The session byte of this attachment.
     session: u8,
     group_key: [u8; 32],
@@ -323,6 +326,7 @@ impl<R: SourceRing> Sender<R> {
             ring: None,
             counters: SenderCounters::default(),
             random: Random::new(&seed),
+            producer_alive: true,
             session: 0,
             group_key: [0; 32],
             group_number: 0,
@@ -379,6 +383,11 @@ impl<R: SourceRing> Sender<R> {
         }
         self.updates.clear();
         self.ring = Some(ring);
+    }
+
+    /// Whether the ring's producer lives: heartbeats tell mirrors of ours when it does not.
+    pub fn set_producer_alive(&mut self, alive: bool) {
+        self.producer_alive = alive;
     }
 
     /// The ring that is served.
@@ -513,7 +522,11 @@ impl<R: SourceRing> Sender<R> {
                     answer(session, ring, &self.settings, &mut self.counters, out, now);
                 }
             }
-            beat(session, ring, &self.settings, &mut self.counters, out, before, now);
+            let flags = if session.extended && !self.producer_alive { heartbeat_flag::NO_PRODUCER } else { 0 };
+            if let Some(sequence) = beat(session, ring, &self.settings, out.len() > before, now) {
+                self.counters.heartbeats += 1;
+                out.extend_from_slice(&Header::bare(kind::HEARTBEAT, flags, sequence).encode());
+            }
         }
         let bytes = out.len() - before;
         if bytes == 0 {
@@ -1108,26 +1121,22 @@ fn answer<R: SourceRing>(
     session.answers.left -= (out.len() - start) as i64;
 }
 
-/// A heartbeat, when nothing else went out for its interval.
+/// What a heartbeat tells, when nothing else went out for its interval.
 fn beat<R: SourceRing>(
     session: &mut Session,
     ring: &R,
     settings: &ServeSettings,
-    counters: &mut SenderCounters,
-    out: &mut Vec<u8>,
-    before: usize,
+    something_goes: bool,
     now: i64,
-) {
-    if out.len() > before || now - session.sent_ns < settings.heartbeat_stream_ns || session.waiting_ns.is_some() {
-        return;
+) -> Option<u64> {
+    if something_goes || now - session.sent_ns < settings.heartbeat_stream_ns || session.waiting_ns.is_some() {
+        return None;
     }
-    let sequence = match session.delivery {
-        Delivery::Stream => session.cursor - 1,
+    match session.delivery {
+        Delivery::Stream => Some(session.cursor - 1),
         // Beside datagrams only for mirrors of ours, with what was published one heartbeat ago: whatever of that has not
         // come is lost, and a mirror that no datagram reaches still gets everything by NAK.
-        _ if session.extended => core::mem::replace(&mut session.head_before, head_of(ring)),
-        _ => return,
-    };
-    counters.heartbeats += 1;
-    out.extend_from_slice(&Header::bare(kind::HEARTBEAT, 0, sequence).encode());
+        _ if session.extended => Some(core::mem::replace(&mut session.head_before, head_of(ring))),
+        _ => None,
+    }
 }
