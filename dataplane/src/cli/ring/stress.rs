@@ -256,7 +256,8 @@ fn source(args: SourceArgs, stop: &AtomicBool) -> Outcome {
         spin: args.spin,
         cpu: args.cpu,
     };
-    let report = source::run(&settings, stop, |address| tracing::info!(%address, "readers may come")).map_err(failed)?;
+    let report =
+        source::run(&settings, stop, |address| tracing::info!(%address, "readers may come")).map_err(failed)?;
     match args.load.json {
         true => println!("{}", report.json()),
         false => print_source(&report),
