@@ -10,9 +10,9 @@ use super::loss::{Hold, Loss, LossSettings};
 use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome, StreamPoll};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
-    Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
-    STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, heartbeat_flag,
-    hello_flag, kind, same_layout,
+    Accept, Announce, EndReason, Ext, FrameError, Gap, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records,
+    SEQUENCE_END, STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag,
+    heartbeat_flag, hello_flag, kind, same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -192,6 +192,9 @@ pub struct MirrorStatus {
     pub source_head: u64,
     /// When the source was last heard (`now` of that call).
     pub heard_ns: Option<i64>,
+    /// When the last datagram of the source came: with a source that is heard but by datagrams not, their path is blocked, and
+    /// all comes as repair.
+    pub datagram_ns: Option<i64>,
     /// Nothing was heard for longer than the settings' bound, or there is no connection.
     pub silent: bool,
     /// The source answers, but says that its ring's producer is dead or stalls (a source of ours only).
@@ -567,6 +570,7 @@ impl<H: MirrorHost> Receiver<H> {
             source_head: self.session.source_head.max(next.saturating_sub(1)),
             heard_ns: self.session.heard_ns,
             producer_gone: self.session.producer_gone,
+            datagram_ns: self.session.datagram_ns,
             silent: !live || (!self.session.settle && self.silence_ns(now) > bound_ns),
             incarnation: self.incarnation,
             authenticated: self.session.keys.is_some(),
@@ -748,7 +752,8 @@ impl<H: MirrorHost> Receiver<H> {
         }
         (self.geometry, self.incarnation) = (geometry, incarnation);
         (self.begun, self.start_over) = (true, false);
-        self.loss.reset(self.session.keys.is_some());
+        // With a trailer nobody beside the source (and its group) makes datagrams: what is held needs no doubt.
+        self.loss.reset(self.session.opener.is_some());
         self.session.source_head = first - 1;
         self.session.settle = true;
         self.session.heard_ns = Some(now);
@@ -820,11 +825,15 @@ impl<H: MirrorHost> Receiver<H> {
                 self.ask(now);
             }
             kind::GAP => {
-                if !(1..SEQUENCE_END).contains(&header.sequence) {
-                    return Err(CloseReason::SequenceLimit);
+                let gap = Gap::decode(header, payload).map_err(|error| match error {
+                    FrameError::Sequence { .. } => CloseReason::SequenceLimit,
+                    _ => CloseReason::Protocol,
+                })?;
+                self.loss.answered(0, gap.to, now);
+                match gap.from {
+                    Some(from) if from > self.next() && from < gap.to && !streams => self.loss.gone(from, gap.to),
+                    _ => self.pass_gap(gap.to, now),
                 }
-                self.loss.answered(0, header.sequence, now);
-                self.pass_gap(header.sequence, now);
                 self.publish();
                 self.ask(now);
             }
@@ -939,8 +948,17 @@ impl<H: MirrorHost> Receiver<H> {
         false
     }
 
-    /// Writes what is held and continues the ring.
+    /// Writes what is held and continues the ring, and passes what is gone.
     fn drain(&mut self, live: bool, now: i64) {
+        loop {
+            self.drain_held(live, now);
+            let Some(to) = self.loss.take_gone(self.next()) else { return };
+            self.pass_held(to, now);
+            self.skip_to(to);
+        }
+    }
+
+    fn drain_held(&mut self, live: bool, now: i64) {
         while let Some(ready) = self.loss.take(self.next(), live, now) {
             let header =
                 Header { count: ready.count, sequence: ready.first, ..Header::bare(kind::DATA, 0, ready.first) };
@@ -957,15 +975,19 @@ impl<H: MirrorHost> Receiver<H> {
 
     /// Nothing below `to` comes any more, but what is held of it is written.
     fn pass_gap(&mut self, to: u64, now: i64) {
+        self.pass_held(to, now);
+        self.skip_to(to);
+        self.drain(false, now);
+    }
+
+    fn pass_held(&mut self, to: u64, now: i64) {
         while let Some(held) = self.loss.first_held()
             && held < to
             && self.settings.fault != Fault::GapDropsHeld
         {
             self.skip_to(held);
-            self.drain(false, now);
+            self.drain_held(false, now);
         }
-        self.skip_to(to);
-        self.drain(false, now);
     }
 
     /// Writes NAKs that are due.

@@ -213,11 +213,7 @@ impl Talk<'_> {
     }
 
     /// Waits until `look` gives something; `what` is said if that takes too long.
-    fn until<T>(
-        &self,
-        what: &str,
-        mut look: impl FnMut() -> Result<Option<T>, StressError>,
-    ) -> Result<T, StressError> {
+    fn until<T>(&self, what: &str, mut look: impl FnMut() -> Result<Option<T>, StressError>) -> Result<T, StressError> {
         let end = monotonic_ns() + SETUP_NS_MAX;
         loop {
             if let Some(found) = look()? {
@@ -347,7 +343,9 @@ fn apart<const W: usize>(talk: &Talk, producer: RingProducer<[u64; W]>) -> Ends 
         let source = scope.spawn(move || {
             let _fuse = Fuse(&talk.over);
             talk.end(match talk.settings.inline {
-                true => await_inline(talk, &take).and_then(|inline| produce_alone(talk, producer.with_sender(inline), 0)),
+                true => {
+                    await_inline(talk, &take).and_then(|inline| produce_alone(talk, producer.with_sender(inline), 0))
+                }
                 false => produce_alone(talk, producer, 0),
             })
         });
@@ -579,12 +577,7 @@ impl<const W: usize> Reading<W> {
 }
 
 #[inline]
-fn time<const W: usize>(
-    record: &[u64; W],
-    now: i64,
-    latency: &mut Histogram<u64>,
-    from_schedule: &mut Histogram<u64>,
-) {
+fn time<const W: usize>(record: &[u64; W], now: i64, latency: &mut Histogram<u64>, from_schedule: &mut Histogram<u64>) {
     latency.saturating_record(now.saturating_sub(record[STAMP] as i64).max(0) as u64);
     from_schedule.saturating_record(now.saturating_sub(record[DUE] as i64).max(0) as u64);
 }

@@ -140,7 +140,8 @@ mod tests {
         let load = Load { rate: 1_000_000, seconds: 0.005, size: 56, even: false };
         let settings = RingSettings { capacity: 8_192, ..RingSettings::default() };
         let mut producer = RingProducer::<[u64; 7]>::create(&path, &settings).expect("a ring");
-        let mut reader = RingConsumer::<[u64; 7]>::open(&path, StartAt::Oldest, &ConsumerSettings::default()).expect("it");
+        let mut reader =
+            RingConsumer::<[u64; 7]>::open(&path, StartAt::Oldest, &ConsumerSettings::default()).expect("it");
         let (start, mut noted) = (monotonic_ns(), 0);
         let note = |number, _| noted = number;
         let stop = AtomicBool::new(false);

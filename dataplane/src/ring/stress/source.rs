@@ -310,10 +310,7 @@ fn be_ready(hall: &Hall, link: &mut Link<'_>) -> Result<(), StressError> {
     link.expect(Kind::Ready, 0, hall.until_ns).map(drop)
 }
 
-fn compare_before<'a>(
-    hall: &Hall,
-    mut link: Link<'a>,
-) -> Result<(Link<'a>, super::offset::Offset), StressError> {
+fn compare_before<'a>(hall: &Hall, mut link: Link<'a>) -> Result<(Link<'a>, super::offset::Offset), StressError> {
     hall.reach(Phase::Comparing)?;
     let before = compare_alone(hall, &mut link)?;
     hall.change(|state| state.compared += 1);

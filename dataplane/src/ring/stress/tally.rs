@@ -138,7 +138,8 @@ mod tests {
         assert!(!tally.take(16, &[1, 1, 16, 7, 0], 11), "torn");
         assert!(tally.take(16, &record(16, 7), 11));
         let counts = *tally.counts();
-        let expected = Counts { first: 10, last: 16, received: 4, holes: 3, skipped: 2, reordered: 2, wrong: 2, foreign: 1 };
+        let expected =
+            Counts { first: 10, last: 16, received: 4, holes: 3, skipped: 2, reordered: 2, wrong: 2, foreign: 1 };
         assert_eq!(counts, expected);
         let delivery = counts.delivery(None, 18);
         assert_eq!((delivery.expected, delivery.missing(), delivery.lost), (9, 5, 2), "17 and 18 never came");
