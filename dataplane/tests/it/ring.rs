@@ -64,6 +64,39 @@ pub fn line(sequence: u64) -> Line {
 /// A time that a loaded machine keeps as well: each expected delay is below 250 ms.
 const LONG: Duration = Duration::from_secs(20);
 
+/// How long [`sleeper`] sleeps at most when nobody wakes it.
+const SLEEP: Duration = Duration::from_secs(30);
+
+/// A thread that sleeps on the ring's futex until `sequence` is published. Our readers look again after 50 ms in any case:
+/// this one does not, so without a wake [`woken`] fails. It sleeps, or is about to, when this returns.
+pub fn sleeper(path: &Path, sequence: u64) -> std::thread::JoinHandle<Duration> {
+    let announced = || std::fs::read(path).expect("there")[56];
+    let (reader, before) = (RawReader::open(path, true).expect("a ring"), announced());
+    let sleeper = std::thread::spawn(move || {
+        let begun = Instant::now();
+        while reader.head() < sequence {
+            if let Some(value) = reader.announce(sequence) {
+                sluice::sys::futex::wait(reader.futex().expect("opened to sleep"), value, SLEEP);
+                reader.withdraw();
+            }
+        }
+        begun.elapsed()
+    });
+    let begun = Instant::now();
+    while announced() == before {
+        assert!(begun.elapsed() < LONG, "it never slept");
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    sleeper
+}
+
+/// The sleeper was woken: it did not sleep until its time was over.
+pub fn woken(sleeper: std::thread::JoinHandle<Duration>) {
+    let slept = sleeper.join().expect("no panic");
+    assert!(slept < SLEEP / 2, "nobody woke it: it slept for {slept:?}");
+}
+
 #[test]
 fn readers_begin_where_they_say() {
     let path = RingPath::new("start");
@@ -429,6 +462,24 @@ fn sleepers_wake() {
         let received = sleeper.join().expect("no panic").expect("no follower");
         assert_eq!(received, Received::Record { sequence, record: line(sequence) });
     }
+}
+
+#[test]
+fn each_kind_of_publication_wakes() {
+    let (path, blobs) = (RingPath::new("wake"), RingPath::new("wakeblob"));
+    let mut producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let asleep = sleeper(&path, 1);
+    producer.push(&line(1));
+    woken(asleep);
+    let (asleep, another) = (sleeper(&path, 3), sleeper(&path, 2));
+    producer.push_batch(&[line(2), line(3)]);
+    woken(asleep);
+    woken(another);
+    let mut producer = BlobProducer::<u64>::create(&blobs, &small(8), 256).expect("made");
+    let asleep = sleeper(&blobs, 1);
+    producer.write_next(&1, 0, &[1]).expect("short");
+    producer.publish();
+    woken(asleep);
 }
 
 /// What a reader is told while nothing else comes, and how long it took.
