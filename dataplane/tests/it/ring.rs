@@ -607,9 +607,12 @@ fn a_stall_is_told_and_its_end() {
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(reader.recv(Wait::Backoff, Duration::from_millis(100)).expect("readable"), Received::TimedOut);
     assert_eq!(reader.producer(), Producer::Alive);
+    let inspected = || sluice::ring::inspect::inspect(&path).expect("a ring").producer;
+    assert_eq!(inspected(), Producer::Alive);
     stopped.store(false, Ordering::Relaxed);
     let (event, took) = told(&mut reader, Wait::Backoff);
     assert_eq!(event, Received::Stalled);
+    assert_eq!(inspected(), Producer::Stalled, "by a single look");
     assert!(took < Duration::from_secs(5), "{took:?}");
     send.send(()).expect("the producer lives");
     assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Record { sequence: 1, record: line(1) });
