@@ -364,7 +364,9 @@ impl Reader {
         self.told = self.watch.producer();
         self.is_sparse = view.geometry.is_sparse();
         self.view = view;
-        self.begin(StartAt::Oldest)?;
+        // A producer's ring begins with 1: what was overwritten before this reader came counts as lapped. A copy's begins
+        // where its source was.
+        self.begin(if self.is_sparse { StartAt::Oldest } else { StartAt::Sequence(1) })?;
         Ok(self.view.incarnation)
     }
 
@@ -514,7 +516,8 @@ impl<T: Record> RingConsumer<T> {
     }
 
     /// Leaves this ring for the one that is at the path now, at its oldest record; its incarnation. Sequences begin anew;
-    /// the counts go on.
+    /// the counts go on, and what the new ring has overwritten already counts as lapped (not in a sparse ring, which may
+    /// have begun anywhere).
     ///
     /// # Errors
     /// As [`RingConsumer::open`]; the reader stays where it is. With a full registry of a lossless ring it is on the new ring,

@@ -508,6 +508,7 @@ fn death_and_replacement_are_told_after_the_last_record() {
             assert_eq!(reader.recv(wait, Duration::from_millis(5)).expect("once"), Received::TimedOut);
             assert_eq!(reader.producer(), Producer::Died);
         }
+        // The stayer comes to a ring that has overwritten 3 of its records.
         let mut producer = RingProducer::<Line>::create(&path, &small(16)).expect("made anew");
         producer.push(&line(9));
         let incarnation = producer.incarnation();
@@ -517,8 +518,9 @@ fn death_and_replacement_are_told_after_the_last_record() {
         assert_eq!((follower.geometry().capacity, follower.producer()), (16, Producer::Alive));
         assert_eq!(told(&mut stayer, wait).0, Received::Replaced { followed: false, incarnation: old });
         assert_eq!(stayer.try_recv(), None, "histories are never spliced");
+        (2..=19).for_each(|sequence| assert_eq!(producer.push(&line(sequence)), sequence));
         assert_eq!(stayer.follow().expect("a ring"), incarnation);
-        assert_eq!(stayer.try_recv(), Some(line(9)));
+        assert_eq!((stayer.try_recv(), stayer.lapped()), (Some(line(4)), 3));
     }
 }
 
