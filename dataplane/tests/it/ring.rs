@@ -305,6 +305,32 @@ fn blobs_are_read_copied_and_looked_at() {
 }
 
 #[test]
+fn blobs_are_read_in_batches() {
+    let path = RingPath::new("blobbatch");
+    let mut producer = BlobProducer::<u64>::create(&path, &small(16), 256).expect("made");
+    let mut reader = BlobConsumer::<u64>::open(&path, StartAt::Oldest, &settings()).expect("a ring");
+    let empty = (sluice::ring::BlobRecord { sequence: 0, meta: 0, flags: 0 }, 0..0);
+    let (mut records, mut out) = (vec![empty; 4], vec![0xee]);
+    assert_eq!((reader.recv_batch(&mut records, &mut out), out.len()), (0, 0));
+    // The arena holds the last four blobs only: the first two are lost on the way.
+    for index in 1..=6u64 {
+        producer.push(&(index * 10), index as u32, &[index as u8; 60]).expect("short");
+    }
+    producer.push(&70, 7, &[]).expect("short");
+    let mut seen = Vec::new();
+    for wanted in [4, 1, 0] {
+        assert_eq!(reader.recv_batch(&mut records, &mut out), wanted);
+        for (record, bytes) in &records[..wanted] {
+            assert_eq!((record.meta, u64::from(record.flags)), (record.sequence * 10, record.sequence));
+            assert!(out[bytes.clone()].iter().all(|byte| u64::from(*byte) == record.sequence));
+            seen.push((record.sequence, bytes.len()));
+        }
+    }
+    assert_eq!(seen, [(3, 60), (4, 60), (5, 60), (6, 60), (7, 0)]);
+    assert_eq!((reader.lapped(), reader.cursor()), (2, 8));
+}
+
+#[test]
 fn an_overwritten_blob_is_lapped() {
     let path = RingPath::new("bloblap");
     let mut producer = BlobProducer::<u64>::create(&path, &small(16), 256).expect("made");
