@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::error::RingError;
 use super::liveness::{Producer, Watch};
 use super::producer::Record;
-use super::view::{Front, View, entry_offset, is_dead};
+use super::view::{Front, Registry, View, entry_offset, is_dead};
 use super::wait::{Turn, Wait, Waiting};
 use crate::sync::registry::{self, lock_mark};
 use crate::sync::slots::{self, SlotRead};
@@ -87,6 +87,18 @@ struct Registration {
     cursor: WordAt,
     /// Whether the entry's bytes are locked.
     locked: bool,
+}
+
+/// How often a reader goes through the registry while entries are changing hands: that takes microseconds.
+const REGISTER_PASSES_MAX: usize = 8;
+
+/// What became of entering one entry.
+enum Entering {
+    Entered(Registration),
+    /// Another reader's.
+    Taken,
+    /// Changing hands.
+    Busy,
 }
 
 /// What a slot was if it was not the wanted record.
@@ -209,30 +221,52 @@ impl Reader {
 
     fn register(&mut self) -> Result<(), RingError> {
         let Some(registry) = self.view.registry.as_ref().filter(|_| self.settings.register) else { return Ok(()) };
-        let (file, pid) = (self.view.file.as_ref(), std::process::id());
-        let bytes = REGISTRY_ENTRY_BYTES as u64;
-        for index in 0..registry.count {
-            let entry = registry.entry(index);
-            let owner = entry.owner();
-            if owner != 0 && !is_dead(file, registry, index) {
-                continue;
+        let mut busy = true;
+        for _ in 0..REGISTER_PASSES_MAX {
+            if !std::mem::take(&mut busy) {
+                break;
             }
-            // The lock first: an entry that says it is locked always is, while its reader lives.
-            let locked = file.is_some_and(|file| file.lock_bytes(entry_offset(index), bytes));
-            let mark = if locked { lock_mark(pid) } else { 0 };
-            if entry.claim(owner, pid, mark, self.cursor, &self.settings.name) {
-                self.registration = Some(Registration { index, pid, cursor: registry.cursor(index), locked });
-                return Ok(());
+            for index in 0..registry.count {
+                match self.enter(registry, index) {
+                    Entering::Entered(registration) => {
+                        self.registration = Some(registration);
+                        return Ok(());
+                    }
+                    Entering::Taken => {}
+                    Entering::Busy => busy = true,
+                }
             }
-            if let Some(file) = file.filter(|_| locked) {
-                file.unlock_bytes(entry_offset(index), bytes);
-            }
+            std::thread::yield_now();
         }
         // Without an entry a lossless ring would lose records for this reader alone.
         match self.view.geometry.is_lossless() {
             true => Err(RingError::ReadersFull { path: self.path.clone(), count: self.view.geometry.registry_count }),
             false => Ok(()),
         }
+    }
+
+    /// Takes one entry of the registry, if it is free or its reader is dead.
+    fn enter(&self, registry: &Registry, index: usize) -> Entering {
+        let (file, pid, bytes) = (self.view.file.as_ref(), std::process::id(), REGISTRY_ENTRY_BYTES as u64);
+        let entry = registry.entry(index);
+        let owner = entry.owner();
+        if owner != 0 && !is_dead(file, registry, index) {
+            return Entering::Taken;
+        }
+        // The lock first: an entry that says it is locked always is, while its reader lives.
+        let locked = file.is_some_and(|file| file.lock_bytes(entry_offset(index), bytes));
+        if !locked && file.is_some_and(|file| file.bytes_are_locked(entry_offset(index), bytes).is_some()) {
+            // Its last reader is just leaving, or another one is just coming.
+            return Entering::Busy;
+        }
+        let mark = if locked { lock_mark(pid) } else { 0 };
+        if entry.claim(owner, pid, mark, self.cursor, &self.settings.name) && entry.owner() == pid {
+            return Entering::Entered(Registration { index, pid, cursor: registry.cursor(index), locked });
+        }
+        if let Some(file) = file.filter(|_| locked) {
+            file.unlock_bytes(entry_offset(index), bytes);
+        }
+        Entering::Busy
     }
 
     fn unregister(&mut self) {
@@ -378,7 +412,9 @@ impl Reader {
         self.told = self.watch.producer();
         self.is_sparse = view.geometry.is_sparse();
         self.view = view;
-        self.begin(StartAt::Oldest)?;
+        // A producer's ring begins with 1: what was overwritten before this reader came counts as lapped. A copy's begins
+        // where its source was.
+        self.begin(if self.is_sparse { StartAt::Oldest } else { StartAt::Sequence(1) })?;
         Ok(self.view.incarnation)
     }
 
@@ -531,7 +567,8 @@ impl<T: Record> RingConsumer<T> {
     }
 
     /// Leaves this ring for the one that is at the path now, at its oldest record; its incarnation. Sequences begin anew;
-    /// the counts go on.
+    /// the counts go on, and what the new ring has overwritten already counts as lapped (not in a sparse ring, which may
+    /// have begun anywhere).
     ///
     /// # Errors
     /// As [`RingConsumer::open`]; the reader stays where it is. With a full registry of a lossless ring it is on the new ring,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::error::RingError;
-use super::liveness::Producer;
+use super::liveness::{Producer, STALL_AFTER_NS};
 use super::raw::RawReader;
 use super::view::{Front, View};
 use crate::sys::clock::monotonic_ns;
@@ -69,16 +69,26 @@ pub fn inspect(path: &Path) -> Result<Inspected, RingError> {
     let entries = 0..header.geometry.registry_count as usize;
     let file_bytes = view.file.as_ref().map_or(0, |file| file.bytes());
     let mut reader = RawReader::of(view);
+    let heartbeat_age_ms = (beat != 0).then(|| now_ms.wrapping_sub(beat));
     Ok(Inspected {
         file_bytes,
         head: reader.head(),
         oldest: reader.oldest(),
         sleepers,
-        heartbeat_age_ms: (beat != 0).then(|| now_ms.wrapping_sub(beat)),
-        producer: reader.producer(now),
+        heartbeat_age_ms,
+        producer: match reader.producer(now) {
+            // One look sees no beat change: its age says the same, but for a producer in another time namespace.
+            Producer::Alive if heartbeat_age_ms.is_some_and(is_old) => Producer::Stalled,
+            found => found,
+        },
         readers: entries.filter_map(|index| entry(&mapping, index)).collect(),
         header,
     })
+}
+
+/// Whether a producer whose last beat is that old has stalled. More than half of the counter is a beat from the future.
+fn is_old(age_ms: u32) -> bool {
+    i64::from(age_ms) * 1_000_000 >= STALL_AFTER_NS && age_ms <= i32::MAX as u32
 }
 
 fn entry(mapping: &crate::sys::shm::Mapping, index: usize) -> Option<ReaderStatus> {

@@ -64,6 +64,39 @@ pub fn line(sequence: u64) -> Line {
 /// A time that a loaded machine keeps as well: each expected delay is below 250 ms.
 const LONG: Duration = Duration::from_secs(20);
 
+/// How long [`sleeper`] sleeps at most when nobody wakes it.
+const SLEEP: Duration = Duration::from_secs(30);
+
+/// A thread that sleeps on the ring's futex until `sequence` is published. Our readers look again after 50 ms in any case:
+/// this one does not, so without a wake [`woken`] fails. It sleeps, or is about to, when this returns.
+pub fn sleeper(path: &Path, sequence: u64) -> std::thread::JoinHandle<Duration> {
+    let announced = || std::fs::read(path).expect("there")[56];
+    let (reader, before) = (RawReader::open(path, true).expect("a ring"), announced());
+    let sleeper = std::thread::spawn(move || {
+        let begun = Instant::now();
+        while reader.head() < sequence {
+            if let Some(value) = reader.announce(sequence) {
+                sluice::sys::futex::wait(reader.futex().expect("opened to sleep"), value, SLEEP);
+                reader.withdraw();
+            }
+        }
+        begun.elapsed()
+    });
+    let begun = Instant::now();
+    while announced() == before {
+        assert!(begun.elapsed() < LONG, "it never slept");
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    sleeper
+}
+
+/// The sleeper was woken: it did not sleep until its time was over.
+pub fn woken(sleeper: std::thread::JoinHandle<Duration>) {
+    let slept = sleeper.join().expect("no panic");
+    assert!(slept < SLEEP / 2, "nobody woke it: it slept for {slept:?}");
+}
+
 #[test]
 fn readers_begin_where_they_say() {
     let path = RingPath::new("start");
@@ -272,6 +305,32 @@ fn blobs_are_read_copied_and_looked_at() {
 }
 
 #[test]
+fn blobs_are_read_in_batches() {
+    let path = RingPath::new("blobbatch");
+    let mut producer = BlobProducer::<u64>::create(&path, &small(16), 256).expect("made");
+    let mut reader = BlobConsumer::<u64>::open(&path, StartAt::Oldest, &settings()).expect("a ring");
+    let empty = (sluice::ring::BlobRecord { sequence: 0, meta: 0, flags: 0 }, 0..0);
+    let (mut records, mut out) = (vec![empty; 4], vec![0xee]);
+    assert_eq!((reader.recv_batch(&mut records, &mut out), out.len()), (0, 0));
+    // The arena holds the last four blobs only: the first two are lost on the way.
+    for index in 1..=6u64 {
+        producer.push(&(index * 10), index as u32, &[index as u8; 60]).expect("short");
+    }
+    producer.push(&70, 7, &[]).expect("short");
+    let mut seen = Vec::new();
+    for wanted in [4, 1, 0] {
+        assert_eq!(reader.recv_batch(&mut records, &mut out), wanted);
+        for (record, bytes) in &records[..wanted] {
+            assert_eq!((record.meta, u64::from(record.flags)), (record.sequence * 10, record.sequence));
+            assert!(out[bytes.clone()].iter().all(|byte| u64::from(*byte) == record.sequence));
+            seen.push((record.sequence, bytes.len()));
+        }
+    }
+    assert_eq!(seen, [(3, 60), (4, 60), (5, 60), (6, 60), (7, 0)]);
+    assert_eq!((reader.lapped(), reader.cursor()), (2, 8));
+}
+
+#[test]
 fn an_overwritten_blob_is_lapped() {
     let path = RingPath::new("bloblap");
     let mut producer = BlobProducer::<u64>::create(&path, &small(16), 256).expect("made");
@@ -431,6 +490,24 @@ fn sleepers_wake() {
     }
 }
 
+#[test]
+fn each_kind_of_publication_wakes() {
+    let (path, blobs) = (RingPath::new("wake"), RingPath::new("wakeblob"));
+    let mut producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let asleep = sleeper(&path, 1);
+    producer.push(&line(1));
+    woken(asleep);
+    let (asleep, another) = (sleeper(&path, 3), sleeper(&path, 2));
+    producer.push_batch(&[line(2), line(3)]);
+    woken(asleep);
+    woken(another);
+    let mut producer = BlobProducer::<u64>::create(&blobs, &small(8), 256).expect("made");
+    let asleep = sleeper(&blobs, 1);
+    producer.write_next(&1, 0, &[1]).expect("short");
+    producer.publish();
+    woken(asleep);
+}
+
 /// What a reader is told while nothing else comes, and how long it took.
 fn told(reader: &mut RingConsumer<Line>, wait: Wait) -> (Received<Line>, Duration) {
     let begun = Instant::now();
@@ -457,6 +534,7 @@ fn death_and_replacement_are_told_after_the_last_record() {
             assert_eq!(reader.recv(wait, Duration::from_millis(5)).expect("once"), Received::TimedOut);
             assert_eq!(reader.producer(), Producer::Died);
         }
+        // The stayer comes to a ring that has overwritten 3 of its records.
         let mut producer = RingProducer::<Line>::create(&path, &small(16)).expect("made anew");
         producer.push(&line(9));
         let incarnation = producer.incarnation();
@@ -466,8 +544,9 @@ fn death_and_replacement_are_told_after_the_last_record() {
         assert_eq!((follower.geometry().capacity, follower.producer()), (16, Producer::Alive));
         assert_eq!(told(&mut stayer, wait).0, Received::Replaced { followed: false, incarnation: old });
         assert_eq!(stayer.try_recv(), None, "histories are never spliced");
+        (2..=19).for_each(|sequence| assert_eq!(producer.push(&line(sequence)), sequence));
         assert_eq!(stayer.follow().expect("a ring"), incarnation);
-        assert_eq!(stayer.try_recv(), Some(line(9)));
+        assert_eq!((stayer.try_recv(), stayer.lapped()), (Some(line(4)), 3));
     }
 }
 
@@ -556,9 +635,12 @@ fn a_stall_is_told_and_its_end() {
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(reader.recv(Wait::Backoff, Duration::from_millis(100)).expect("readable"), Received::TimedOut);
     assert_eq!(reader.producer(), Producer::Alive);
+    let inspected = || sluice::ring::inspect::inspect(&path).expect("a ring").producer;
+    assert_eq!(inspected(), Producer::Alive);
     stopped.store(false, Ordering::Relaxed);
     let (event, took) = told(&mut reader, Wait::Backoff);
     assert_eq!(event, Received::Stalled);
+    assert_eq!(inspected(), Producer::Stalled, "by a single look");
     assert!(took < Duration::from_secs(5), "{took:?}");
     send.send(()).expect("the producer lives");
     assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Record { sequence: 1, record: line(1) });

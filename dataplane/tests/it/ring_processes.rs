@@ -12,9 +12,10 @@ use sluice::ring::raw::RawReader;
 use sluice::ring::{
     BlobConsumer, BlobProducer, ConsumerSettings, Received, RingConsumer, RingProducer, RingSettings, StartAt, Wait,
 };
+use sluice::sync::gate::Barrier;
 use sluice::sys::futex;
 
-use crate::ring::{Line, RingPath, line, small};
+use crate::ring::{Line, RingPath, line, sleeper, small, woken};
 
 /// The part that a process plays, and its paths and numbers.
 const PART: &str = "SLUICE_RING_PART";
@@ -117,6 +118,11 @@ fn answer(asks: &Path, answers: &Path, parent: u64) {
 fn no_wake_is_lost_between_processes() {
     let (asks, answers) = (RingPath::new("futex-asks"), RingPath::new("futex-answers"));
     let mut asking = RingProducer::<Line>::create(&asks, &small(8)).expect("made");
+    if asking.barrier() != Barrier::Sleeper {
+        // Then the producer's own fence would be what is tested, and the model does that.
+        crate::common::skip("membarrier(GLOBAL_EXPEDITED) is not to be had here", false);
+        return;
+    }
     let parent = std::process::id().to_string();
     let _answering = Part::start("answer", &[asks.to_str().expect("text"), answers.to_str().expect("text"), &parent]);
     open(&answers, StartAt::Oldest);
@@ -349,14 +355,10 @@ fn a_sleeper_killed_in_its_sleep_is_forgotten() {
     }
     assert!(killed.elapsed() >= Duration::from_millis(900), "not at once: it might live");
     // The living are woken as before.
-    let mut reader = open(&path, StartAt::Head);
     let sequence = producer.sequence() + 1;
-    let sleeper = std::thread::spawn(move || reader.recv(Wait::Futex { spins: 0 }, LONG).expect("no follower"));
-    while waiting() == 0 {
-        std::thread::yield_now();
-    }
+    let asleep = sleeper(&path, sequence);
     producer.push(&line(sequence));
-    assert_eq!(sleeper.join().expect("woken"), Received::Record { sequence, record: line(sequence) });
+    woken(asleep);
 }
 
 /// The same while another reader lives and sleeps again and again: that one is woken each time, the dead one never.
