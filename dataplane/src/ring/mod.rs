@@ -36,7 +36,7 @@ mod view;
 pub mod wait;
 mod writer;
 
-pub use blob::{BlobConsumer, BlobProducer, BlobView};
+pub use blob::{BlobConsumer, BlobProducer, BlobRecord, BlobView};
 pub use consumer::{ConsumerSettings, Received, RingConsumer, StartAt};
 pub use error::RingError;
 pub use liveness::Producer;

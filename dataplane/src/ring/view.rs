@@ -1,5 +1,6 @@
 //! A ring as its readers map it: slots and arena read-only, the front writable only for those who register or sleep.
 
+use std::mem::MaybeUninit;
 use std::path::Path;
 
 use super::error::RingError;
@@ -26,6 +27,11 @@ impl Load for ReadWord {
             Ordering::Relaxed => std::sync::atomic::Ordering::Relaxed,
             _ => std::sync::atomic::Ordering::Acquire,
         });
+    }
+
+    #[inline(always)]
+    fn copy_pair(pair: &[ReadWord; 2], to: &mut [MaybeUninit<u8>; 16]) {
+        ReadWord::copy_pair(pair, to);
     }
 }
 
@@ -135,13 +141,20 @@ pub(super) fn is_dead(file: Option<&RingFile>, registry: &Registry, index: usize
 }
 
 impl View {
-    /// Opens the ring at `path`.
+    /// Opens the ring at `path`. With `prefault` its pages are mapped now, if the file has them all: touching a hole makes a
+    /// page, so a reader would fill the file system with what a sparse file only says that it has.
     pub fn open(path: &Path, front: Front, prefault: bool) -> Result<View, RingError> {
+        Ok(View::open_mapped(path, front, prefault)?.0)
+    }
+
+    /// [`View::open`], its header and the mapping of the whole file.
+    pub fn open_mapped(path: &Path, front: Front, prefault: bool) -> Result<(View, Header, Mapping), RingError> {
         let file = RingFile::open(path, front != Front::ReadOnly)?;
         let layout = |source| RingError::Layout { path: path.into(), source };
         if file.bytes() < HEADER_BYTES as u64 {
             return Err(layout(LayoutError::Short(file.bytes())));
         }
+        let prefault = prefault && file.has_all_pages();
         let mapping = file.map(&MapOptions { prefault, ..MapOptions::default() })?;
         let header = Header::parse(&header_bytes(&mapping), file.bytes()).map_err(layout)?;
         let mut view = View::over(&mapping, &header).map_err(layout)?;
@@ -158,7 +171,7 @@ impl View {
             }
         }
         view.file = Some(file);
-        Ok(view)
+        Ok((view, header, mapping))
     }
 
     /// The ring in a mapping that holds it whole, without gate and registry.
@@ -186,6 +199,14 @@ impl View {
     #[inline(always)]
     pub fn slot(&self, sequence: u64) -> &[ReadWord] {
         self.slots.row(sequence)
+    }
+
+    /// Asks for the slot of `sequence`, to come nearer while something else is read.
+    #[inline(always)]
+    pub fn fetch_ahead(&self, sequence: u64) {
+        if let Some(word) = self.slot(sequence).first() {
+            word.prefetch();
+        }
     }
 
     /// The last published sequence; 0 while there is none.

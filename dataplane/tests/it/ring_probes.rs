@@ -137,7 +137,8 @@ impl Pair {
         let mut receiver = mirroring(mirror);
         let id = sender.accept(MIRROR, 0).unwrap();
         receiver.connected(SOURCE, 0);
-        let mut pair = Pair { sender, receiver, id, now: 0, lose: |_| false, sent: Vec::new(), naks: Vec::new(), deaf: false };
+        let mut pair =
+            Pair { sender, receiver, id, now: 0, lose: |_| false, sent: Vec::new(), naks: Vec::new(), deaf: false };
         pair.settle();
         pair
     }

@@ -10,9 +10,9 @@ use super::loss::{Hold, Loss, LossSettings};
 use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome, StreamPoll};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
-    Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
-    STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, heartbeat_flag,
-    hello_flag, kind, same_layout,
+    Accept, Announce, EndReason, Ext, FrameError, Gap, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records,
+    SEQUENCE_END, STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag,
+    heartbeat_flag, hello_flag, kind, same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -833,11 +833,15 @@ impl<H: MirrorHost> Receiver<H> {
                 self.ask(now);
             }
             kind::GAP => {
-                if !(1..SEQUENCE_END).contains(&header.sequence) {
-                    return Err(CloseReason::SequenceLimit);
+                let gap = Gap::decode(header, payload).map_err(|error| match error {
+                    FrameError::Sequence { .. } => CloseReason::SequenceLimit,
+                    _ => CloseReason::Protocol,
+                })?;
+                self.loss.answered(0, gap.to, now);
+                match gap.from {
+                    Some(from) if from > self.next() && from < gap.to && !streams => self.loss.gone(from, gap.to),
+                    _ => self.pass_gap(gap.to, now),
                 }
-                self.loss.answered(0, header.sequence, now);
-                self.pass_gap(header.sequence, now);
                 self.publish();
                 self.ask(now);
             }
@@ -952,8 +956,17 @@ impl<H: MirrorHost> Receiver<H> {
         false
     }
 
-    /// Writes what is held and continues the ring.
+    /// Writes what is held and continues the ring, and passes what is gone.
     fn drain(&mut self, live: bool, now: i64) {
+        loop {
+            self.drain_held(live, now);
+            let Some(to) = self.loss.take_gone(self.next()) else { return };
+            self.pass_held(to, now);
+            self.skip_to(to);
+        }
+    }
+
+    fn drain_held(&mut self, live: bool, now: i64) {
         while let Some(ready) = self.loss.take(self.next(), live, now) {
             let header =
                 Header { count: ready.count, sequence: ready.first, ..Header::bare(kind::DATA, 0, ready.first) };
@@ -970,15 +983,19 @@ impl<H: MirrorHost> Receiver<H> {
 
     /// Nothing below `to` comes any more, but what is held of it is written.
     fn pass_gap(&mut self, to: u64, now: i64) {
+        self.pass_held(to, now);
+        self.skip_to(to);
+        self.drain(false, now);
+    }
+
+    fn pass_held(&mut self, to: u64, now: i64) {
         while let Some(held) = self.loss.first_held()
             && held < to
             && self.settings.fault != Fault::GapDropsHeld
         {
             self.skip_to(held);
-            self.drain(false, now);
+            self.drain_held(false, now);
         }
-        self.skip_to(to);
-        self.drain(false, now);
     }
 
     /// Writes NAKs that are due.

@@ -9,8 +9,9 @@ use super::loss::NAKS_MAX;
 use super::{CloseReason, Datagrams, Fault, ReadOutcome, SourceRing, StreamPoll, head_of};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
-    Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, NAK_RECORDS_MAX, Nak, PROOF_BYTES, Proof,
-    SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, heartbeat_flag, hello_flag, kind,
+    Accept, Announce, EndReason, Ext, Gap, Greeting, HEADER_BYTES, Header, Hello, NAK_RECORDS_MAX, Nak, PROOF_BYTES,
+    Proof, SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, heartbeat_flag, hello_flag,
+    kind,
 };
 
 /// A send of which nothing was done for this long ends the session (the peer's write timeout).
@@ -1083,7 +1084,7 @@ fn stream<R: SourceRing>(
             Some(to) => {
                 session.cursor = to;
                 counters.gaps += 1;
-                out.extend_from_slice(&Header::bare(kind::GAP, 0, to).encode());
+                Gap { from: None, to }.encode_into(out);
             }
             None if filled.records < batch => return,
             None => {}
@@ -1135,7 +1136,9 @@ fn answer<R: SourceRing>(
         }
         if let Some(to) = filled.jump {
             counters.gaps += 1;
-            out.extend_from_slice(&Header::bare(kind::GAP, 0, to).encode());
+            // A mirror of ours may still miss records below this range, and is told where the gap begins.
+            let from = (session.extended && first >= oldest).then_some(next);
+            Gap { from, to }.encode_into(out);
             next = to;
         }
         // Nothing there although it was published when it was asked for: the mirror asks again.

@@ -15,8 +15,8 @@ pub mod report;
 pub mod source;
 
 mod pace;
-mod tally;
 mod talk;
+mod tally;
 
 /// Sizes of a record, bytes: with its sequence whole cache lines (56, 120, 248, 504, 1016), and the round numbers.
 pub const SIZES: [u32; 11] = [32, 56, 64, 120, 128, 248, 256, 504, 512, 1016, 1024];

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::report::{Counts, ReaderReport};
 use super::source::{SAMPLES_MAX, samples};
-use super::tally::{Finish, Tally, drain};
 use super::talk::{ANSWER_NS_MAX, ECHO_STAMPS, Kind, Link, MAGIC, NOT_READ, VERSION, answer};
+use super::tally::{Finish, Tally, Told, drain};
 use super::{LOOK, SECONDS_MAX, SIZES, StressError, check_stop, pin, sized};
 use crate::ring::{ConsumerSettings, Received, RingConsumer, StartAt, Wait};
 use crate::sys::clock::{self, monotonic_ns};
@@ -53,7 +53,8 @@ struct Plan {
 impl Plan {
     /// A source that is none may say anything; what it says bounds our memory.
     fn of(words: &[u64]) -> Result<Plan, StressError> {
-        let plan = Plan { run: words[0], size: words[1].min(u64::from(u32::MAX)) as u32, total: words[2], stride: words[3] };
+        let plan =
+            Plan { run: words[0], size: words[1].min(u64::from(u32::MAX)) as u32, total: words[2], stride: words[3] };
         let fits = plan.stride > 0 && plan.total > 0 && samples(plan.total, plan.stride) <= SAMPLES_MAX;
         match SIZES.contains(&plan.size) && fits {
             true => Ok(plan),
@@ -178,7 +179,7 @@ fn read<const W: usize>(
         {
             let now = monotonic_ns();
             count = 1;
-            if tally.take(sequence, &record, ring.skipped()) {
+            if tally.take(sequence, &record, Told::by(&ring)) {
                 note(sequence, now);
             }
         }
@@ -190,12 +191,13 @@ fn read<const W: usize>(
 }
 
 /// Counts as the frame has them.
-fn words(counts: &Counts) -> [u64; 8] {
+fn words(counts: &Counts) -> [u64; 9] {
     [
         counts.first,
         counts.last,
         counts.received,
         counts.holes,
+        counts.lapped,
         counts.skipped,
         counts.reordered,
         counts.wrong,
