@@ -325,9 +325,9 @@ impl ServeWorker {
         let _ = tcp::tune(socket.as_fd(), self.parts.dead_after);
         match self.sender.accept(peer, turn.now) {
             Ok(id) => {
-                self.served_one = true;
                 tracing::debug!(serve = self.parts.name, %peer, "connection");
-                let connection = Connection { id, socket, peer, receiving: false, sending: false, sent: 0, closing: false };
+                let connection =
+                    Connection { id, socket, peer, receiving: false, sending: false, sent: 0, closing: false };
                 let at = match self.free.pop() {
                     Some(at) => at as usize,
                     None => {
@@ -375,6 +375,9 @@ impl ServeWorker {
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
         connection.sending = false;
         let Some(bytes) = bytes else { return self.forget_if_idle(at) };
+                if self.parts.once && !self.served_one {
+                    self.look_for_the_one();
+                }
         let part = PART_BYTES.min(bytes.len() - connection.sent);
         let whole = usize::try_from(result) == Ok(part);
         let sent = connection.sent + part;
@@ -383,6 +386,20 @@ impl ServeWorker {
             return self.send_part(turn, at, bytes, sent);
         }
         self.keep_spare(bytes);
+    /// With `--once`: the first mirror whose handshake is done is the one. Somebody who only knocked was not.
+    fn look_for_the_one(&mut self) {
+        let Some(one) = self.sender.sessions().find(|session| session.delivery.is_some()).map(|session| session.id)
+        else {
+            return;
+        };
+        self.served_one = true;
+        for at in 0..self.connections.len() {
+            if self.connections[at].as_ref().is_some_and(|connection| connection.id != one) {
+                self.close(at, None);
+            }
+        }
+    }
+
         if !whole {
             self.close(at, None);
         }

@@ -309,8 +309,18 @@ fn once_is_one_mirror_and_one_connection() {
     Checker::attach(&copy, 12).whole_until(100);
     mirrored.kill();
     assert_eq!(served.wait().code(), Some(0), "{}", served.log());
+    // One that only knocks is none.
+    let mut served = Sluice::start(&["ring", "serve", ring.text(), "--bind", &bind, "--once"]);
+    drop(until("it listens", || std::net::TcpStream::connect(&bind).ok()));
+    std::thread::sleep(Duration::from_millis(50));
+    let copy = Shm::new("copy");
+    let mirrored = mirror(&bind, &copy, "oldest", &[]);
+    Checker::attach(&copy, 12).whole_until(100);
+    mirrored.kill();
+    assert_eq!(served.wait().code(), Some(0), "{}", served.log());
+    let copy = Shm::new("copy");
     // And the other way round: the mirror ends with its source.
-    let (again, copy) = (serve(&ring, &bind, &[]), Shm::new("copy"));
+    let again = serve(&ring, &bind, &[]);
     until("it listens", || std::net::TcpStream::connect(&bind).ok());
     let mut mirrored = Sluice::start(&["ring", "mirror", &bind, copy.text(), "--from", "oldest", "--once", "--json"]);
     Checker::attach(&copy, 12).whole_until(100);
