@@ -645,7 +645,10 @@ impl Worker for ServeWorker {
     fn drained(&self) -> bool {
         let Some(since) = self.stopping else { return false };
         let sending = self.connections.iter().flatten().any(|connection| connection.sending);
-        let behind = self.sender.sessions().any(|session| session.next <= self.state.head && session.next > 0);
+        let behind = self.sender.sessions().any(|session| {
+            let streams = session.delivery == Some(Delivery::Stream);
+            session.asks || (streams && session.next <= self.state.head && session.next > 0)
+        });
         (self.idle && !sending && !behind) || self.now - since > DRAIN_NS
     }
 

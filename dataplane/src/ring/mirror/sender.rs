@@ -153,6 +153,8 @@ pub struct SessionStatus {
     /// Whether it proved the key.
     pub authenticated: bool,
 }
+    /// Whether answers to NAK are still to be sent.
+    pub asks: bool,
 
 /// What a [`Sender`] counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -698,6 +700,7 @@ impl<R: SourceRing> Sender<R> {
     /// Marks a session for its end; one of ours is told why.
     fn finish(&mut self, at: usize, reason: CloseReason) {
         let session = self.slots[at].as_mut().expect("the caller holds its place");
+            asks: !session.naks.is_empty(),
         if session.closing.is_some() {
             return;
         }
