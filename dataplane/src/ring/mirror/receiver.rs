@@ -738,6 +738,8 @@ impl<H: MirrorHost> Receiver<H> {
             Some(point) if same_history(&point) && same_layout(&point.geometry, &geometry) => {
                 self.adopt(&geometry, &point, incarnation)?;
                 self.skip_to(first);
+                // Readers see the gap although the source may be idle.
+                self.publish();
                 self.counters.resumed += 1;
             }
             Some(point)
