@@ -338,7 +338,8 @@ impl LiveSender {
         if self.lingers(ring, now) {
             return false;
         }
-        let frames_max = max.clamp(1, SEGMENTS_MAX);
+        let copies = usize::from(self.settings.copies.max(1));
+        let frames_max = (max / copies).clamp(1, SEGMENTS_MAX);
         let bytes_max = DATAGRAM_BYTES_MAX - frames_max * TRAILER_BYTES;
         let records_max = self.records_per_frame(ring);
         let mut jumps = 0;
