@@ -917,8 +917,8 @@ impl<R: SourceRing> Sender<R> {
         if session.phase != Phase::Live {
             return Some(session.since_ns + self.settings.handshake_ns_max);
         }
-        let beat = (session.delivery == Delivery::Stream || session.extended)
-            .then_some(session.sent_ns + self.settings.heartbeat_stream_ns);
+        let beats = (session.delivery == Delivery::Stream || session.extended) && session.waiting_ns.is_none();
+        let beat = beats.then_some(session.sent_ns + self.settings.heartbeat_stream_ns);
         let linger = match (session.waiting_ns, self.settings.linger) {
             (Some(since), Linger::Fixed(us)) => Some(since + i64::from(us) * 1000),
             _ => None,
