@@ -1,6 +1,7 @@
 //! One served ring and all its mirrors: handshakes, the TCP stream, answers to NAK, and what [`super::live`] sends.
 
-use core::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use core::cmp::Reverse;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::collections::{HashMap, VecDeque};
 
 use super::auth::{Opener, PresharedKey, Random, SessionKeys, TagKey, Transcript, mirror_proof_holds, source_proof};
@@ -63,7 +64,7 @@ pub struct ServeSettings {
     pub connections_max: usize,
     /// Most connections at one time from one address.
     pub connections_per_address_max: usize,
-    /// Most connections in their handshake; one more ends the oldest of these.
+    /// Most connections in their handshake; one more ends the oldest of the address that has most of these.
     pub handshakes_max: usize,
     /// Time from accept to a whole handshake.
     pub handshake_ns_max: i64,
@@ -310,6 +311,12 @@ pub struct Sender<R: SourceRing> {
     live: Option<LiveSender>,
     /// What datagram halves counted so far, as far as known.
     live_counters: LiveCounters,
+impl Session {
+    fn is_shaking(&self) -> bool {
+        self.phase != Phase::Live && self.closing.is_none()
+    }
+}
+
     detached: bool,
     updates: VecDeque<LiveUpdate>,
     /// Sessions by the low half of their id.
@@ -676,22 +683,17 @@ impl<R: SourceRing> Sender<R> {
         }
         let address = peer.ip().to_canonical();
         let (mut all, mut same, mut shaking) = (0, 0, 0);
-        let mut oldest: Option<(i64, usize)> = None;
-        for (at, session) in self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?))) {
+        for session in self.slots.iter().flatten() {
             all += 1;
             same += usize::from(session.peer.ip().to_canonical() == address);
-            if session.phase != Phase::Live && session.closing.is_none() {
-                shaking += 1;
-                oldest = Some(oldest.map_or((session.since_ns, at), |old| old.min((session.since_ns, at))));
-            }
+            shaking += usize::from(session.is_shaking());
         }
         if same >= self.settings.connections_per_address_max {
             return Some(Refusal::ConnectionsPerAddress { limit: self.settings.connections_per_address_max });
         }
         if shaking >= self.settings.handshakes_max
-            && let Some((_, at)) = oldest
+            && let Some(at) = self.handshake_to_end()
         {
-            // Whoever means it says HELLO within milliseconds.
             self.finish(at, CloseReason::HandshakeTimeout);
         }
         (all >= self.settings.connections_max).then_some(Refusal::Connections { limit: self.settings.connections_max })
@@ -731,6 +733,20 @@ impl<R: SourceRing> Sender<R> {
         self.tokens.remove(&session.token);
         if session.in_live {
             self.updates.push_back(LiveUpdate { id: session.id, to: None });
+    /// The oldest handshake of the address that has most of them: whoever means it says HELLO within milliseconds, and an
+    /// address that holds the door for many pays with its own.
+    fn handshake_to_end(&self) -> Option<usize> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for session in self.slots.iter().flatten().filter(|session| session.is_shaking()) {
+            *counts.entry(session.peer.ip().to_canonical()).or_default() += 1;
+        }
+        let shaking = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        shaking
+            .filter(|(_, session)| session.is_shaking())
+            .min_by_key(|(_, session)| (Reverse(counts[&session.peer.ip().to_canonical()]), session.since_ns))
+            .map(|(at, _)| at)
+    }
+
         }
     }
 
