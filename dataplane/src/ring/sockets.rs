@@ -15,16 +15,19 @@ pub(super) struct Outlets {
     pub(super) unicast: Option<UdpSocket>,
     /// The other end of `unicast` is fixed.
     pub(super) connected: bool,
-    /// The device or the path has refused a train whose datagrams it took one by one: none is tried any more.
-    pub(super) single: bool,
+    /// Where device or path has refused a train whose datagrams it took one by one: none is tried any more.
+    pub(super) single: Vec<Destination>,
 }
+
+/// Most destinations that are remembered as such; one more costs the refusal of a train at each burst.
+const SINGLE_MAX: usize = 256;
 
 impl Outlets {
     /// The same sockets for another thread.
     pub(super) fn shared(&self) -> std::io::Result<Outlets> {
         let multicast = self.multicast.as_ref().map(UdpSocket::shared).transpose()?;
         let unicast = self.unicast.as_ref().map(UdpSocket::shared).transpose()?;
-        Ok(Outlets { multicast, unicast, connected: self.connected, single: self.single })
+        Ok(Outlets { multicast, unicast, connected: self.connected, single: self.single.clone() })
     }
 
     fn socket(&self, to: &Destination) -> Option<(&UdpSocket, Option<SocketAddr>)> {
@@ -45,23 +48,29 @@ impl Datagrams for Outlets {
         let Some(segment) = segment_bytes.filter(|&segment| segment > 0) else {
             return outcome(socket.send(named, bytes, None));
         };
-        if !self.single && socket.sends_trains() {
+        if socket.sends_trains() && !self.single.contains(&to) {
             match socket.send(named, bytes, Some(segment)) {
                 Sent::TooLong => {}
                 other => return outcome(other),
             }
         }
-        // One by one. What the socket's queue has no room for half way is lost, as on the wire, and asked for again.
+        // One by one, as far as the socket's queue has room.
         let mut sent = 0;
+        let mut end = SendOutcome::Sent;
         for datagram in bytes.chunks(usize::from(segment)) {
             match socket.send(named, datagram, None) {
                 Sent::Done => sent += 1,
-                Sent::WouldBlock if sent > 0 => continue,
+                _ if sent > 0 => {
+                    end = SendOutcome::SentPart(sent);
+                    break;
+                }
                 other => return outcome(other),
             }
         }
-        self.single = true;
-        SendOutcome::Sent
+        if self.single.len() < SINGLE_MAX && !self.single.contains(&to) {
+            self.single.push(to);
+        }
+        end
     }
 }
 
@@ -145,6 +154,7 @@ mod tests {
             let receiver = UdpSocket::bind(&SocketAddr::from(([127, 0, 0, 1], 0)), false).expect("binds");
             let to = receiver.local_address().expect("bound");
             let sender = UdpSocket::bind(&SocketAddr::from(([127, 0, 0, 1], 0)), false).expect("binds");
+            let single = if single { vec![Destination::Unicast(to)] } else { Vec::new() };
             let mut outlets = Outlets { unicast: Some(sender), single, ..Outlets::default() };
             assert_eq!(outlets.send(Destination::Unicast(to), &[1; 250], Some(100)), SendOutcome::Sent);
             assert_eq!(outlets.send(Destination::Multicast, &[1; 250], None), SendOutcome::Failed, "no such socket");

@@ -439,15 +439,22 @@ impl LiveSender {
                 return total;
             }
             self.counters.sends += 1;
-            self.counters.datagrams += group.datagrams as u64;
-            total += group.datagrams;
-            *handed += group.datagrams;
+            let taken = match outcome {
+                SendOutcome::SentPart(taken) => taken.min(group.datagrams),
+                _ => group.datagrams,
+            };
+            self.counters.datagrams += taken as u64;
+            total += taken;
+            *handed += taken;
+            if taken < group.datagrams {
+                return total;
+            }
             let done = *handed == ends.len();
             let (datagrams, datagram_bytes) = (group.datagrams as u64, group.datagram_bytes);
             match outcome {
                 SendOutcome::TooLong => self.too_long(datagram_bytes, datagrams),
                 SendOutcome::Failed => self.counters.failed += datagrams,
-                SendOutcome::Sent | SendOutcome::WouldBlock => {}
+                SendOutcome::Sent | SendOutcome::SentPart(_) | SendOutcome::WouldBlock => {}
             }
             if done {
                 self.burst.next_target();

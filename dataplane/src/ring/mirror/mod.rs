@@ -106,6 +106,8 @@ pub enum Destination {
 pub enum SendOutcome {
     /// The kernel has all of it.
     Sent,
+    /// So many datagrams of a train, from its front: the others are sent again at the next poll.
+    SentPart(usize),
     /// Nothing was taken: the same call is made again at the next poll.
     WouldBlock,
     /// Longer than the path takes (EMSGSIZE): the machine uses shorter datagrams from now on, and what this one held is
