@@ -629,7 +629,8 @@ impl Worker for ServeWorker {
         // Where nothing else wakes the core for a record it looks by time.
         let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
         let by_time = if woken { self.file_look_at } else { self.look_at };
-        let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
+        let inline = self.inline.is_some() && self.sender.has_datagram_work();
+        let inline = if inline { self.inline_look_at } else { i64::MAX };
         Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))
     }
 

@@ -83,6 +83,14 @@ fn serving(settings: ServeSettings, ring: &MemoryRing) -> Sender<MemoryRing> {
 
 fn mirroring(settings: MirrorSettings) -> Receiver<Host> {
     Receiver::new(settings, Host::default(), [8; 32])
+/// As [`serving`], with one of the peer's mirrors in the group.
+fn serving_group(settings: ServeSettings, ring: &MemoryRing) -> Sender<MemoryRing> {
+    let mut sender = serving(settings, ring);
+    let id = say_hello(&mut sender, MIRROR, WANT_NEW, 0, 0);
+    stream(&mut sender, id, 0);
+    sender
+}
+
 }
 
 /// All that a session's stream has to say now.
@@ -673,7 +681,7 @@ fn ring_heartbeat_carries_the_last_sent_sequence() {
     let ring = source(1024, 4);
     let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
     let multicast = Some(MulticastSettings { group, ttl: 1 });
-    let mut sender = serving(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
+    let mut sender = serving_group(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
     let mut wire = Racing { ring: &ring, sent: 4, beats: 0 };
     for step in 1..200 {
         // One datagram a poll: something is always published that was not sent.
@@ -982,7 +990,7 @@ fn a_fixed_linger_waits_for_company_and_auto_does_not() {
     let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
     for (linger, sent_at_once) in [(Linger::Auto, 1), (Linger::Fixed(0), 1), (Linger::Fixed(50), 0)] {
         let multicast = Some(MulticastSettings { group, ttl: 1 });
-        let mut sender = serving(ServeSettings { multicast, linger, ..ServeSettings::default() }, &ring);
+        let mut sender = serving_group(ServeSettings { multicast, linger, ..ServeSettings::default() }, &ring);
         ring.produce(1, 1);
         let mut wire = Wire::default();
         sender.poll_datagrams(1000, &mut wire, 64);
@@ -1029,8 +1037,8 @@ fn a_burst_leaves_in_one_send_of_equal_datagrams() {
     let ring = source(1024, 4);
     let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
     let multicast = Some(MulticastSettings { group, ttl: 1 });
-    let mut sender = serving(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
-    // 60 records of 24 bytes fit 1,456 bytes: 200 are three full datagrams and one of 20.
+    let mut sender = serving_group(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
+    // 60 records of 24 bytes fit 1,472 bytes: 200 are three full datagrams and one of 20.
     ring.produce(1, 200);
     let mut wire = Segments(Vec::new());
     assert_eq!(sender.poll_datagrams(MS, &mut wire, 64), 4);

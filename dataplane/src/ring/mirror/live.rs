@@ -25,13 +25,19 @@ pub struct LiveUpdate {
     pub id: SessionId,
     /// Where its datagrams go from now on; `None`: the session has ended.
     pub to: Option<LiveTarget>,
+    /// The ring's head at that moment: the first that listens misses nothing after it.
+    pub head: u64,
 }
 
 /// Who gets datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LiveTarget {
-    /// A mirror in the group that knows the trailer: the group's datagrams have one as long as such a mirror is there.
-    Member,
+    /// A mirror in the group. The group gets datagrams while there is one, and they have a trailer while one is there that
+    /// knows it.
+    Member {
+        /// It knows the trailer.
+        trailer: bool,
+    },
     /// A mirror that punched.
     Address {
         /// Its address.
@@ -144,16 +150,14 @@ impl Burst {
 pub struct LiveSender {
     settings: LiveSettings,
     targets: Vec<Target>,
-    /// Mirrors in the group that know the trailer.
-    members: Vec<SessionId>,
+    /// Mirrors in the group, and whether they know the trailer.
+    members: Vec<(SessionId, bool)>,
     /// Bytes of a frame, trailer not included.
     frame_bytes: usize,
     /// Longest frame of a single record that was not refused yet.
     single_bytes: usize,
     /// The next sequence to send.
     cursor: u64,
-    /// The cursor is stale: nobody was listening.
-    resync: bool,
     burst: Burst,
     /// When a datagram was last handed over.
     sent_ns: i64,
@@ -171,7 +175,6 @@ impl LiveSender {
             frame_bytes: 0,
             single_bytes: DATAGRAM_BYTES_MAX - TRAILER_BYTES,
             cursor: head + 1,
-            resync: false,
             burst: Burst::default(),
             sent_ns: now,
             waiting_ns: None,
@@ -180,7 +183,7 @@ impl LiveSender {
         };
         if let Some(group) = live.settings.multicast {
             let sealer = group.tag.map(Sealer::new);
-            live.targets.push(Target { id: None, to: Some(Destination::Multicast), sealer, sealed: group.always });
+            live.targets.push(Target { id: None, to: None, sealer, sealed: group.always });
         }
         live.size_frames();
         live
@@ -194,15 +197,10 @@ impl LiveSender {
             return handed;
         }
         if !self.has_listeners() {
-            self.resync = true;
             return handed;
         }
         // A burst that the group had in part went to its end as it was begun.
         self.seal_group();
-        if self.resync {
-            self.cursor = head_of(ring) + 1;
-            self.resync = false;
-        }
         while handed < max && self.build(ring, now, max - handed) {
             handed += self.hand_over(out);
             self.sent_ns = now;
@@ -225,15 +223,16 @@ impl LiveSender {
 
     /// Takes a change of the destinations.
     pub fn update(&mut self, update: LiveUpdate) {
+        if !self.has_listeners() {
+            self.cursor = self.cursor.max(update.head + 1);
+        }
         let at = self.targets.iter().position(|target| target.id == Some(update.id));
         match (at, update.to) {
-            (_, Some(LiveTarget::Member)) => self.members.push(update.id),
+            (_, Some(LiveTarget::Member { trailer })) => self.members.push((update.id, trailer)),
             (Some(at), Some(LiveTarget::Address { address, .. })) => {
-                self.resync |= !self.has_listeners();
                 self.targets[at].to = Some(Destination::Unicast(address));
             }
             (None, Some(LiveTarget::Address { address, tag })) => {
-                self.resync |= !self.has_listeners();
                 let (to, sealer) = (Some(Destination::Unicast(address)), tag.map(Sealer::new));
                 self.targets.push(Target { id: Some(update.id), to, sealer, sealed: true });
             }
@@ -248,7 +247,7 @@ impl LiveSender {
                 }
                 self.targets.remove(at);
             }
-            (None, None) => self.members.retain(|&id| id != update.id),
+            (None, None) => self.members.retain(|&(id, _)| id != update.id),
         }
         if self.burst.is_done() || self.burst.target > 0 {
             self.seal_group();
@@ -260,10 +259,11 @@ impl LiveSender {
         self.targets.iter().any(|target| target.to.is_some())
     }
 
-    /// The group's datagrams have a trailer if somebody there knows it.
+    /// The group's datagrams have a trailer if somebody there knows it; none leave if nobody is there.
     fn seal_group(&mut self) {
         if let (Some(group), Some(target)) = (self.settings.multicast, self.targets.first_mut()) {
-            let sealed = group.always || !self.members.is_empty();
+            target.to = (!self.members.is_empty()).then_some(Destination::Multicast);
+            let sealed = group.always || self.members.iter().any(|&(_, trailer)| trailer);
             if sealed != target.sealed {
                 target.sealed = sealed;
                 self.size_frames();

@@ -645,7 +645,7 @@ impl<R: SourceRing> Sender<R> {
     pub fn deadline(&self) -> Option<i64> {
         let live = self.live.as_ref().and_then(LiveSender::deadline);
         let sessions = self.slots.iter().flatten().filter_map(|session| self.session_deadline(session));
-        let punches = (self.punch_check_ns > i64::MIN).then_some(self.punch_check_ns);
+        let punches = (i64::MIN + 1..i64::MAX).contains(&self.punch_check_ns).then_some(self.punch_check_ns);
         sessions.chain(live).chain(punches).min()
     }
 
@@ -675,6 +675,11 @@ impl<R: SourceRing> Sender<R> {
     fn find(&self, id: SessionId) -> Option<usize> {
         let at = (id.0 & u64::from(u32::MAX)) as usize;
         self.slots.get(at)?.as_ref().is_some_and(|session| session.id == id).then_some(at)
+    }
+
+    /// Whether the datagram half has somebody to send to, or is to be told something.
+    pub fn has_datagram_work(&self) -> bool {
+        !self.updates.is_empty() || self.slots.iter().flatten().any(|session| session.in_live)
     }
 
     fn refusal(&mut self, peer: SocketAddr) -> Option<Refusal> {
@@ -722,7 +727,7 @@ impl<R: SourceRing> Sender<R> {
         let was_told = core::mem::take(&mut session.in_live);
         self.tokens.remove(&token);
         if was_told {
-            self.updates.push_back(LiveUpdate { id, to: None });
+            self.tell_live(id, None);
         }
     }
 
@@ -857,11 +862,12 @@ impl<R: SourceRing> Sender<R> {
             Delivery::Unicast => {
                 self.tokens.insert(session.token, session.id);
             }
-            Delivery::Multicast if session.extended => {
+            Delivery::Multicast => {
                 session.in_live = true;
-                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Member) });
+                let (id, trailer) = (session.id, session.extended);
+                self.tell_live(id, Some(LiveTarget::Member { trailer }));
             }
-            Delivery::Multicast | Delivery::Stream => {}
+            Delivery::Stream => {}
         }
     }
 
@@ -892,7 +898,13 @@ impl<R: SourceRing> Sender<R> {
             Some(punched) if now - punched.moved_ns < PUNCH_MOVE_NS => return None,
             _ => {
                 let to = Some(LiveTarget::Address { address: from, tag: session.tag });
-                self.updates.push_back(LiveUpdate { id: session.id, to });
+                let head = self.ring.as_ref().map_or(0, head_of);
+                self.updates.push_back(LiveUpdate { id: session.id, to, head });
+    fn tell_live(&mut self, id: SessionId, to: Option<LiveTarget>) {
+        let head = self.ring.as_ref().map_or(0, head_of);
+        self.updates.push_back(LiveUpdate { id, to, head });
+    }
+
                 session.in_live = true;
                 now
             }
@@ -915,7 +927,7 @@ impl<R: SourceRing> Sender<R> {
             if until_ns <= now {
                 session.punched = None;
                 self.counters.punches_expired += 1;
-                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Nowhere) });
+                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Nowhere), head: 0 });
             } else {
                 check_ns = if check_ns == i64::MIN { until_ns } else { check_ns.min(until_ns) };
             }
