@@ -20,6 +20,10 @@ use crate::sys::random;
 /// Longest key file: a key is read whole, and nothing that long is a key.
 const KEY_FILE_BYTES_MAX: u64 = 1_024;
 
+/// So many sessions at their full `repair_rate` is what one serve repairs in all: more would take its core from the live
+/// records.
+const REPAIR_SESSIONS: u64 = 2;
+
 /// Sessions that are shown without a new allocation on the serve's core.
 const SESSIONS_SHOWN: usize = 64;
 
@@ -165,6 +169,7 @@ fn serve_settings(serve: &config::Serve, key: Option<PresharedKey>) -> ServeSett
         connections_per_address_max: serve.connections_per_address_max as usize,
         handshake_ns_max: serve.hello_timeout.nanos(),
         nak_bytes_per_second: serve.repair_rate.0,
+        nak_bytes_per_second_all: serve.repair_rate.0.saturating_mul(REPAIR_SESSIONS),
         punches_per_second: serve.punch_rate,
         ..ServeSettings::default()
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Producer;
 use super::inline::{InlineShared, InlineUdp};
-use super::mirror::sender::{Sender, ServeSettings, SessionId};
+use super::mirror::sender::{Delivery, Room, Sender, ServeSettings, SessionId};
 use super::mirror::{CloseReason, StreamPoll};
 use super::raw::RawReader;
 use super::sockets::Outlets;
@@ -27,7 +27,9 @@ const DATAGRAMS_PER_TURN: usize = 32;
 const RECEIVE_BYTES: usize = 4_096;
 /// Bytes that a send buffer begins with: four frames of the default batch of 56-byte records. It grows to 1 MiB at most.
 const SEND_BYTES: usize = 64 << 10;
-/// Bytes of one send: each that is done shows that the mirror reads, at 13 kB/s or more.
+/// Bytes that all streams may take from the ring in one turn, between two looks at the live records: about 50 µs of copying.
+const TURN_BYTES: usize = 256 << 10;
+/// Bytes of one send, and what one stream may take in a turn: each that is done shows that the mirror reads, at 13 kB/s or more.
 const PART_BYTES: usize = 64 << 10;
 /// Most bytes of send buffers kept for the next sends; a buffer beyond is freed.
 const SPARE_BYTES_MAX: usize = 64 << 20;
@@ -113,6 +115,10 @@ pub(super) struct ServeWorker {
     punch_waits: bool,
     connections: Vec<Option<Connection>>,
     free: Vec<u32>,
+    /// The connection that has its turn first.
+    first: usize,
+    /// Of streams, one frame a turn.
+    stepped: bool,
     /// What the next session appends to.
     outgoing: Vec<u8>,
     spare: Vec<Vec<u8>>,
@@ -149,6 +155,8 @@ impl ServeWorker {
             punch_waits: false,
             connections: Vec::new(),
             free: Vec::new(),
+            first: 0,
+            stepped: false,
             outgoing: Vec::with_capacity(SEND_BYTES),
             spare: Vec::new(),
             spare_bytes: 0,
@@ -168,6 +176,11 @@ impl ServeWorker {
             idle: false,
             now: 0,
         }
+    }
+
+    /// Of the streams only one frame goes out in a turn: a caller has its own work between turns.
+    pub(super) fn bound_turns(&mut self) {
+        self.stepped = true;
     }
 
     pub(super) fn state(&self) -> &ServeState {
@@ -362,6 +375,9 @@ impl ServeWorker {
             Some(bytes) if result > 0 && !closing => {
                 self.sender.on_bytes(id, &bytes, turn.now);
                 self.receive(turn, at, bytes);
+                if self.parts.once && !self.served_one {
+                    self.look_for_the_one();
+                }
             }
             _ => {
                 self.close(at, None);
@@ -370,22 +386,6 @@ impl ServeWorker {
         }
     }
 
-    fn sent(&mut self, turn: &mut Turn<'_>, at: usize, result: i32) {
-        let bytes = turn.ring.take_bytes();
-        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
-        connection.sending = false;
-        let Some(bytes) = bytes else { return self.forget_if_idle(at) };
-                if self.parts.once && !self.served_one {
-                    self.look_for_the_one();
-                }
-        let part = PART_BYTES.min(bytes.len() - connection.sent);
-        let whole = usize::try_from(result) == Ok(part);
-        let sent = connection.sent + part;
-        if whole && sent < bytes.len() && !connection.closing {
-            self.sender.on_sent(connection.id, turn.now);
-            return self.send_part(turn, at, bytes, sent);
-        }
-        self.keep_spare(bytes);
     /// With `--once`: the first mirror whose handshake is done is the one. Somebody who only knocked was not.
     fn look_for_the_one(&mut self) {
         let Some(one) = self.sender.sessions().find(|session| session.delivery.is_some()).map(|session| session.id)
@@ -400,6 +400,19 @@ impl ServeWorker {
         }
     }
 
+    fn sent(&mut self, turn: &mut Turn<'_>, at: usize, result: i32) {
+        let bytes = turn.ring.take_bytes();
+        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
+        connection.sending = false;
+        let Some(bytes) = bytes else { return self.forget_if_idle(at) };
+        let part = PART_BYTES.min(bytes.len() - connection.sent);
+        let whole = usize::try_from(result) == Ok(part);
+        let sent = connection.sent + part;
+        if whole && sent < bytes.len() && !connection.closing {
+            self.sender.on_sent(connection.id, turn.now);
+            return self.send_part(turn, at, bytes, sent);
+        }
+        self.keep_spare(bytes);
         if !whole {
             self.close(at, None);
         }
@@ -463,12 +476,22 @@ impl ServeWorker {
         }
     }
 
-    /// Lets every session that has no send under way send; none waits for another's. How many sends.
+    /// Lets sessions that have no send under way send, in turns, as far as a turn's bytes go; none waits for another's. How
+    /// many sends.
     fn poll_streams(&mut self, turn: &mut Turn<'_>) -> usize {
         let mut sends = 0;
-        for at in 0..self.connections.len() {
+        let count = self.connections.len();
+        let start = self.first;
+        let mut left = Room { bytes: TURN_BYTES, frames: if self.stepped { 1 } else { usize::MAX } };
+        for at in (start..count).chain(0..start.min(count)) {
+            if left.bytes == 0 || left.frames == 0 {
+                // Who had none is the first next time.
+                self.first = at;
+                break;
+            }
             let Some(connection) = self.connections[at].as_mut().filter(|c| !c.sending && !c.closing) else { continue };
-            match self.sender.poll_stream(connection.id, &mut self.outgoing, turn.now) {
+            let room = Room { bytes: left.bytes.min(PART_BYTES), ..left };
+            match self.sender.poll_stream_within(connection.id, room, &mut self.outgoing, turn.now) {
                 StreamPoll::Idle => {}
                 StreamPoll::Close(reason) => {
                     self.outgoing.clear();
@@ -477,6 +500,8 @@ impl ServeWorker {
                 StreamPoll::Data => {
                     let next = self.take_spare();
                     let bytes = std::mem::replace(&mut self.outgoing, next);
+                    left.bytes = left.bytes.saturating_sub(bytes.len());
+                    left.frames = if self.stepped { 0 } else { left.frames };
                     self.send_part(turn, at, bytes, 0);
                     sends += 1;
                 }

@@ -1,6 +1,6 @@
 //! A server and a mirror that the caller steps: the same workers, on the caller's thread.
 //!
-//! A step is one bounded turn (at most 32 datagrams, then at most one frame of the stream) and never waits. All steps of
+//! A step is one bounded turn (at most 32 datagrams, then at most one frame of a stream) and never waits. All steps of
 //! one server or mirror are made by one thread: its io_uring belongs to the thread that steps first.
 
 use std::net::SocketAddr;
@@ -21,6 +21,8 @@ use crate::sys::uring::{CoreRing, RingError as UringError};
 
 /// Requests queued at most before the kernel is entered.
 const RING_ENTRIES: u32 = 256;
+/// Completions that one step handles: each is a few kilobytes received, or the end of a send.
+const COMPLETIONS_PER_STEP: usize = 32;
 
 /// Why a server or mirror cannot be made or go on.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +86,9 @@ impl<W: Worker> Driven<W> {
     fn completions(&mut self, now: i64) -> Result<usize, StepError> {
         self.ring.submit()?;
         let mut count = 0;
-        while let Some(completion) = self.ring.next_completion() {
+        while count < COMPLETIONS_PER_STEP
+            && let Some(completion) = self.ring.next_completion()
+        {
             let tag = completion.user_data & ((1 << TAG_BITS) - 1);
             self.with(now, |worker, turn| worker.complete(turn, tag, completion.result));
             count += 1;
@@ -121,6 +125,7 @@ impl Server {
     pub fn new(settings: &config::Serve) -> Result<Server, StepError> {
         let (mut worker, view) = plan::serve_worker(settings, false).map_err(StepError::Settings)?;
         worker.open_sockets().map_err(StepError::Settings)?;
+        worker.bound_turns();
         Ok(Server { driven: Driven::new(worker)?, view })
     }
 
@@ -129,7 +134,9 @@ impl Server {
         *self.view.address.get().expect("bound by new")
     }
 
-    /// One bounded turn; how much it moved (0: nothing was to be done). Never waits.
+    /// One bounded turn: at most 32 datagrams, then at most one frame to one mirror's stream; PUNCH, requests for repair
+    /// and ends of sends are taken as they come, at most 32 of each. How much it moved (0: nothing was to be done). Never
+    /// waits.
     ///
     /// # Errors
     /// The server cannot go on.

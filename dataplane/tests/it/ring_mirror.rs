@@ -701,3 +701,70 @@ fn every_restart_of_a_producer_is_followed_without_a_pause() {
         Checker::attach_new(&copy, history).whole_until(10);
     }
 }
+
+/// A step of a server sends at most 32 datagrams and one frame, however many mirrors wait for how much.
+#[test]
+fn server_step_bound() {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use sluice::config::Serve;
+    use sluice::ring::step::Server;
+    use sluice::wire::mirror::{HEADER_BYTES, Header, Hello, WANT_NEW, WANT_OLDEST, hello_flag, kind};
+
+    let ring = Shm::new("source");
+    let mut source = Source::create(&ring, CAPACITY, 1);
+    source.push(10_000, 0);
+    let mut settings = Serve::new("s", "", ring.0.clone(), "127.0.0.1:0".parse().expect("an address"));
+    settings.udp = Some(crate::common::mirrors::udp_port());
+    let mut server = Server::new(&settings).expect("binds");
+    let connect = |server: &mut Server, wanted: u64, flags: u8| {
+        let mut socket = TcpStream::connect(server.address()).expect("connects");
+        socket.write_all(&Hello { wanted, flags }.encode()).expect("writes");
+        socket.set_nonblocking(true).expect("an option");
+        (socket, Vec::<u8>::new(), 0u64)
+    };
+    server.step().expect("steps");
+    let mut streams: Vec<_> = (0..8).map(|_| connect(&mut server, WANT_OLDEST, 0)).collect();
+    let mut silent: Vec<_> = (0..8).map(|_| connect(&mut server, WANT_NEW, hello_flag::UNICAST)).collect();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").expect("the loopback");
+    let end = std::time::Instant::now() + crate::common::mirrors::BOUND;
+    let mut punched = 0;
+    while streams.iter().any(|(.., records)| *records < 10_000) || server.counters().datagram_records < 5_000 {
+        assert!(std::time::Instant::now() < end, "{:?}", server.counters());
+        if punched == silent.len() && source.head() < 15_000 {
+            source.push(500, 0);
+        }
+        let before = *server.counters();
+        server.step().expect("steps");
+        let after = *server.counters();
+        assert!(after.datagrams - before.datagrams <= 32, "{before:?} {after:?}");
+        assert!(after.stream_records - before.stream_records <= 256, "{before:?} {after:?}");
+        for (socket, bytes, records) in &mut streams {
+            let mut more = [0; 65_536];
+            while let Ok(count @ 1..) = socket.read(&mut more) {
+                bytes.extend_from_slice(&more[..count]);
+            }
+            let mut at = 0;
+            while let Ok(header) = Header::decode(&bytes[at..])
+                && bytes.len() - at >= header.frame_bytes()
+            {
+                *records += if header.kind == kind::DATA { u64::from(header.count) } else { 0 };
+                at += header.frame_bytes();
+            }
+            bytes.drain(..at);
+        }
+        for (socket, bytes, told) in silent.iter_mut().filter(|(.., told)| *told == 0) {
+            let mut more = [0; 256];
+            if let Ok(count @ 1..) = socket.read(&mut more) {
+                bytes.extend_from_slice(&more[..count]);
+            }
+            if let Some(payload) = bytes.get(2 * HEADER_BYTES + 48..2 * HEADER_BYTES + 64) {
+                let token = u32::from_le_bytes(payload[10..14].try_into().expect("four bytes"));
+                let punch = Header::bare(kind::PUNCH, payload[9], u64::from(token)).encode();
+                udp.send_to(&punch, ("127.0.0.1", settings.udp.expect("set"))).expect("sends");
+                (*told, punched) = (1, punched + 1);
+            }
+        }
+    }
+}

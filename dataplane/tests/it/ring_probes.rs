@@ -9,7 +9,9 @@ use sluice::ring::mirror::receiver::{
     DATAGRAMS_PER_STEP, DEAD_NS, MirrorHost, MirrorSettings, OpenFailed, OpenMode, Receiver, ResumePoint, Start,
     StreamStep, Transport,
 };
-use sluice::ring::mirror::sender::{Linger, MulticastSettings, Refusal, Sender, ServeSettings, SessionId};
+use sluice::ring::mirror::sender::{
+    ANSWER_RECORD_BYTES, Linger, MulticastSettings, Refusal, Room, Sender, ServeSettings, SessionId,
+};
 use sluice::ring::mirror::{CloseReason, Datagrams, Destination, MirrorRing, SendOutcome, SourceRing, StreamPoll};
 use sluice::wire::mirror::{Greeting, HEADER_BYTES, Header, Hello, Nak, WANT_NEW, WANT_OLDEST, hello_flag, kind};
 use sluice::wire::ring::Geometry;
@@ -81,8 +83,6 @@ fn serving(settings: ServeSettings, ring: &MemoryRing) -> Sender<MemoryRing> {
     sender
 }
 
-fn mirroring(settings: MirrorSettings) -> Receiver<Host> {
-    Receiver::new(settings, Host::default(), [8; 32])
 /// As [`serving`], with one of the peer's mirrors in the group.
 fn serving_group(settings: ServeSettings, ring: &MemoryRing) -> Sender<MemoryRing> {
     let mut sender = serving(settings, ring);
@@ -91,6 +91,8 @@ fn serving_group(settings: ServeSettings, ring: &MemoryRing) -> Sender<MemoryRin
     sender
 }
 
+fn mirroring(settings: MirrorSettings) -> Receiver<Host> {
+    Receiver::new(settings, Host::default(), [8; 32])
 }
 
 /// All that a session's stream has to say now.
@@ -390,6 +392,130 @@ fn one_nak_asks_for_a_bounded_range_and_one_poll_answers_a_bounded_part() {
         out.clear();
     }
     assert_eq!(records, 65_535);
+}
+
+/// However many mirrors ask, their answers leave the source's core to the live records.
+#[test]
+fn all_naks_together_have_a_rate() {
+    let ring = source(1 << 14, 1 << 14);
+    let settings = ServeSettings { nak_bytes_per_second_all: 1 << 20, ..unicast_serve() };
+    let mut sender = serving(settings, &ring);
+    let mirrors: Vec<SessionId> = (0..16u8)
+        .map(|host| {
+            let id =
+                say_hello(&mut sender, SocketAddr::from(([10, 0, 1, host], 50_000)), WANT_NEW, hello_flag::UNICAST, 0);
+            stream(&mut sender, id, 0);
+            sender.on_bytes(id, &Nak { first: 1, last: 1 << 14 }.encode(), 0);
+            id
+        })
+        .collect();
+    // What all ask for is 16 times 1 MiB, a record counted as 64 bytes.
+    for step in 0..1_000 {
+        for &id in &mirrors {
+            sender.poll_stream(id, &mut Vec::new(), step * 3 * MS);
+        }
+        assert!(sender.deadline().is_none_or(|due| due > step * 3 * MS), "it may sleep until there is something again");
+    }
+    let counted = sender.counters().repaired_records * ANSWER_RECORD_BYTES;
+    assert!((3 << 20..5 << 20).contains(&counted), "{counted} in 3 s at 1 MiB a second, as much at once at first");
+}
+
+/// A poll gives no more than it is asked for, and what is left comes with the next ones.
+#[test]
+fn a_stream_gives_as_much_as_there_is_room_for() {
+    let ring = source(1 << 14, 10_000);
+    let mut sender = serving(plain_serve(), &ring);
+    let id = say_hello(&mut sender, MIRROR, WANT_OLDEST, 0, 0);
+    stream(&mut sender, id, 0);
+    let mut sender = serving(plain_serve(), &ring);
+    let id = say_hello(&mut sender, MIRROR, WANT_OLDEST, 0, 0);
+    let (mut next, mut out) = (1, Vec::new());
+    for frames_max in [1, usize::MAX].into_iter().cycle() {
+        out.clear();
+        let room = Room { bytes: 20_000, frames: frames_max };
+        if sender.poll_stream_within(id, room, &mut out, 0) != StreamPoll::Data {
+            break;
+        }
+        assert!(out.len() <= 20_000);
+        let data: Vec<Header> = frames(&out).into_iter().filter(|header| header.kind == kind::DATA).collect();
+        assert!(data.len() <= frames_max);
+        for header in data {
+            assert_eq!(header.sequence, next);
+            next += u64::from(header.count);
+        }
+    }
+    assert_eq!(next, 10_001);
+}
+
+/// A call hands over at most what it was asked for, however many destinations there are; none is left out.
+#[test]
+fn datagrams_are_bounded_over_all_destinations() {
+    let ring = source(1 << 12, 10);
+    let mut sender = serving(ServeSettings { copies: 3, ..unicast_serve() }, &ring);
+    for host in 0..50u8 {
+        let address = SocketAddr::from(([10, 0, 1, host], 50_000));
+        let id = say_hello(&mut sender, address, WANT_NEW, hello_flag::UNICAST, 0);
+        let (greeting, _) = stream(&mut sender, id, 0);
+        let (token, session) = announced(&greeting);
+        sender.on_datagram(address, &Header::bare(kind::PUNCH, session, u64::from(token)).encode(), 0);
+    }
+    sender.poll_datagrams(0, &mut Wire::default(), 32);
+    ring.produce(1, 1_000);
+    let mut wire = Wire::default();
+    loop {
+        let before = wire.0.len();
+        let handed = sender.poll_datagrams(0, &mut wire, 32);
+        assert!(handed <= 32 && wire.0.len() - before == handed, "{handed}");
+        if handed == 0 {
+            break;
+        }
+    }
+    for host in 0..50u8 {
+        let to = Destination::Unicast(SocketAddr::from(([10, 0, 1, host], 50_000)));
+        let datagrams = wire.0.iter().filter(|(at, _)| *at == to).map(|(_, bytes)| Header::decode(bytes).unwrap());
+        let records: u64 = datagrams.map(|header| u64::from(header.count)).sum();
+        assert_eq!(records, 3_000, "each record three times to 10.0.1.{host}");
+    }
+}
+
+#[test]
+fn a_group_without_a_mirror_gets_nothing() {
+    let ring = source(1 << 12, 10);
+    let group = MulticastSettings { group: SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, 1), 7401), ttl: 1 };
+    let mut sender = serving(ServeSettings { multicast: Some(group), ..plain_serve() }, &ring);
+    let sent = |sender: &mut Sender<MemoryRing>, now: i64| {
+        ring.produce(1, 5);
+        let mut wire = Wire::default();
+        sender.poll_datagrams(now, &mut wire, 64);
+        sender.poll_datagrams(now + 2 * MS, &mut wire, 64);
+        wire.0.len()
+    };
+    assert_eq!(sent(&mut sender, 0), 0);
+    assert_eq!(sender.deadline(), None, "and nobody is woken for it");
+    let id = say_hello(&mut sender, MIRROR, WANT_NEW, 0, 10 * MS);
+    stream(&mut sender, id, 10 * MS);
+    assert!(sent(&mut sender, 10 * MS) > 0);
+    sender.on_closed(id);
+    assert_eq!(sent(&mut sender, 20 * MS), 0);
+}
+
+/// An address that opens connection after connection ends its own handshakes, not those of others.
+#[test]
+fn holding_the_door_shuts_it_for_oneself() {
+    let ring = source(64, 4);
+    let settings = ServeSettings { handshakes_max: 64, ..plain_serve() };
+    let mut sender = serving(settings, &ring);
+    let honest = sender.accept(MIRROR, 0).expect("there is room");
+    for port in 0..200 {
+        // Each that is ended is polled, as its connection would be.
+        let id = sender.accept(SocketAddr::new(FOREIGN.ip(), port), MS).expect("the oldest of its own goes");
+        while sender.next_closed(MS).is_some() {}
+        assert_ne!(id, honest);
+    }
+    sender.on_bytes(honest, &Hello { wanted: WANT_OLDEST, flags: 0 }.encode(), 2 * MS);
+    let (bytes, end) = stream(&mut sender, honest, 2 * MS);
+    assert_eq!(end, StreamPoll::Idle);
+    assert_eq!(frames(&bytes).iter().map(|header| header.kind).collect::<Vec<_>>(), [kind::GEOMETRY, kind::DATA]);
 }
 
 #[test]

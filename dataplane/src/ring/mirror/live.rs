@@ -189,10 +189,10 @@ impl LiveSender {
         live
     }
 
-    /// Sends what is new in `ring`, at most about `max` datagrams, or a heartbeat when one is due; says how many were handed
-    /// over.
+    /// Sends what is new in `ring`, at most `max` datagrams, or a heartbeat when one is due; says how many were handed over.
+    /// With many destinations a burst takes several calls.
     pub fn poll<R: SourceRing>(&mut self, ring: &mut R, now: i64, out: &mut impl Datagrams, max: usize) -> usize {
-        let mut handed = self.hand_over(out);
+        let mut handed = self.hand_over(out, max);
         if !self.burst.is_done() {
             return handed;
         }
@@ -202,7 +202,7 @@ impl LiveSender {
         // A burst that the group had in part went to its end as it was begun.
         self.seal_group();
         while handed < max && self.build(ring, now, max - handed) {
-            handed += self.hand_over(out);
+            handed += self.hand_over(out, max - handed);
             self.sent_ns = now;
             if !self.burst.is_done() {
                 return handed;
@@ -215,7 +215,7 @@ impl LiveSender {
             self.burst.bytes.extend_from_slice(&beat.encode());
             self.burst.ends.push(HEADER_BYTES);
             self.counters.heartbeats += 1;
-            handed += self.hand_over(out);
+            handed += self.hand_over(out, max);
             self.sent_ns = now;
         }
         handed
@@ -413,10 +413,10 @@ impl LiveSender {
         !burst.is_done()
     }
 
-    /// Hands the burst over, destination by destination, and stops where the socket blocks.
-    fn hand_over(&mut self, out: &mut impl Datagrams) -> usize {
+    /// Hands at most `max` datagrams of the burst over, destination by destination, and stops where the socket blocks.
+    fn hand_over(&mut self, out: &mut impl Datagrams, max: usize) -> usize {
         let mut total = 0;
-        while !self.burst.is_done() {
+        while !self.burst.is_done() && total < max {
             let Some(target) = self.targets.get_mut(self.burst.target) else {
                 self.burst.clear();
                 break;
@@ -433,7 +433,7 @@ impl LiveSender {
             }
             let Burst { bytes, ends, sealed, sealed_ends, handed, .. } = &mut self.burst;
             let (bytes, ends) = if plain { (&*bytes, &*ends) } else { (&*sealed, &*sealed_ends) };
-            let group = next_group(bytes, ends, *handed);
+            let group = next_group(bytes, ends, *handed, max - total);
             let outcome = out.send(to, group.bytes, group.segment_bytes);
             if outcome == SendOutcome::WouldBlock {
                 return total;
@@ -521,13 +521,13 @@ struct Group<'a> {
     segment_bytes: Option<u16>,
 }
 
-/// The datagrams from number `from` on that one send can carry: equal lengths, the last may be shorter.
-fn next_group<'a>(bytes: &'a [u8], ends: &[usize], from: usize) -> Group<'a> {
+/// The datagrams from number `from` on, at most `max`, that one send can carry: equal lengths, the last may be shorter.
+fn next_group<'a>(bytes: &'a [u8], ends: &[usize], from: usize, max: usize) -> Group<'a> {
     let start = if from == 0 { 0 } else { ends[from - 1] };
     let segment = ends[from] - start;
     let mut to = from + 1;
     let mut end = ends[from];
-    while to < ends.len() && to - from < SEGMENTS_MAX {
+    while to < ends.len() && to - from < SEGMENTS_MAX.min(max) {
         let length = ends[to] - end;
         if length > segment || ends[to] - start > DATAGRAM_BYTES_MAX {
             break;

@@ -68,8 +68,11 @@ pub struct ServeSettings {
     pub handshakes_max: usize,
     /// Time from accept to a whole handshake.
     pub handshake_ns_max: i64,
-    /// Bytes per second that answers to NAK may take in one session; as many may come at once.
+    /// Bytes per second that answers to NAK may take in one session; as many may come at once. A record counts as
+    /// [`ANSWER_RECORD_BYTES`] at least.
     pub nak_bytes_per_second: u64,
+    /// The same over all sessions.
+    pub nak_bytes_per_second_all: u64,
     /// PUNCH datagrams with a session's token that are looked at per second, over all sessions.
     pub punches_per_second: u32,
     /// A planted bug.
@@ -95,6 +98,7 @@ impl Default for ServeSettings {
             handshakes_max: 64,
             handshake_ns_max: 5 * NANOS_PER_SECOND,
             nak_bytes_per_second: 128 << 20,
+            nak_bytes_per_second_all: 256 << 20,
             punches_per_second: 10_000,
             fault: Fault::None,
         }
@@ -149,13 +153,13 @@ pub struct SessionStatus {
     pub datagrams_to: Option<SocketAddr>,
     /// The next sequence on its stream (TCP delivery).
     pub next: u64,
+    /// Whether answers to NAK are still to be sent.
+    pub asks: bool,
     /// Whether it speaks the extension.
     pub extended: bool,
     /// Whether it proved the key.
     pub authenticated: bool,
 }
-    /// Whether answers to NAK are still to be sent.
-    pub asks: bool,
 
 /// What a [`Sender`] counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -202,6 +206,18 @@ pub struct SenderCounters {
     pub punches_expired: u64,
     /// Rings attached after the first.
     pub restarts: u64,
+}
+
+/// What a record of an answer counts for at least: reading a short one costs what copying this many bytes does.
+pub const ANSWER_RECORD_BYTES: u64 = 64;
+
+/// How much one poll of a stream may give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Bytes; a single record that is longer goes all the same.
+    pub bytes: usize,
+    /// Frames.
+    pub frames: usize,
 }
 
 /// Most bytes of a frame that a mirror may send: a PROOF.
@@ -295,6 +311,12 @@ struct Session {
     nonce: [u8; 16],
 }
 
+impl Session {
+    fn is_shaking(&self) -> bool {
+        self.phase != Phase::Live && self.closing.is_none()
+    }
+}
+
 /// One served ring. `now` is monotonic nanoseconds everywhere.
 pub struct Sender<R: SourceRing> {
     ring: Option<R>,
@@ -311,12 +333,6 @@ pub struct Sender<R: SourceRing> {
     live: Option<LiveSender>,
     /// What datagram halves counted so far, as far as known.
     live_counters: LiveCounters,
-impl Session {
-    fn is_shaking(&self) -> bool {
-        self.phase != Phase::Live && self.closing.is_none()
-    }
-}
-
     detached: bool,
     updates: VecDeque<LiveUpdate>,
     /// Sessions by the low half of their id.
@@ -325,6 +341,8 @@ impl Session {
     opened: u32,
     tokens: HashMap<u64, SessionId>,
     punches: Allowance,
+    /// What all sessions' answers to NAK may take.
+    answers: Allowance,
     punch_check_ns: i64,
     /// No session is to be closed before.
     close_check_ns: i64,
@@ -350,6 +368,7 @@ impl<R: SourceRing> Sender<R> {
             opened: 0,
             tokens: HashMap::new(),
             punches: Allowance::new(u64::from(settings.punches_per_second), 0),
+            answers: Allowance::new(settings.nak_bytes_per_second_all, 0),
             punch_check_ns: i64::MIN,
             close_check_ns: i64::MIN,
             settings,
@@ -514,6 +533,11 @@ impl<R: SourceRing> Sender<R> {
     /// What goes out on a session's stream: call it whenever no send of the session is under way. Appends at most 1 MiB
     /// (more only if a single record is longer).
     pub fn poll_stream(&mut self, id: SessionId, out: &mut Vec<u8>, now: i64) -> StreamPoll {
+        self.poll_stream_within(id, Room { bytes: STREAM_FRAME_BYTES, frames: usize::MAX }, out, now)
+    }
+
+    /// As [`Sender::poll_stream`], for less at once: whoever has many sessions lets them take turns.
+    pub fn poll_stream_within(&mut self, id: SessionId, room: Room, out: &mut Vec<u8>, now: i64) -> StreamPoll {
         let Some(at) = self.find(id) else { return StreamPoll::Idle };
         let session = self.slots[at].as_mut().expect("found");
         session.sending_ns = None;
@@ -528,9 +552,13 @@ impl<R: SourceRing> Sender<R> {
             && let Some(ring) = self.ring.as_mut()
         {
             match session.delivery {
-                Delivery::Stream => stream(session, ring, &self.settings, &mut self.counters, out, now),
+                Delivery::Stream => stream(session, ring, &self.settings, &mut self.counters, room, out, now),
                 Delivery::Multicast | Delivery::Unicast => {
-                    answer(session, ring, &self.settings, &mut self.counters, out, now);
+                    let allowed = session.answers.left(now).min(self.answers.left(now));
+                    let room = Room { bytes: room.bytes.min(usize::try_from(allowed).unwrap_or(0)), ..room };
+                    let cost = answer(session, ring, &self.settings, &mut self.counters, room, out);
+                    session.answers.left -= cost;
+                    self.answers.left -= cost;
                 }
             }
             let flags = if session.extended && !self.producer_alive { heartbeat_flag::NO_PRODUCER } else { 0 };
@@ -559,7 +587,7 @@ impl<R: SourceRing> Sender<R> {
         }
     }
 
-    /// Sends at most about `max` datagrams; says how many were handed over.
+    /// Sends at most `max` datagrams; says how many were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams, max: usize) -> usize {
         self.expire_punches(now);
         let (Some(live), Some(ring)) = (self.live.as_mut(), self.ring.as_mut()) else { return 0 };
@@ -649,6 +677,11 @@ impl<R: SourceRing> Sender<R> {
         sessions.chain(live).chain(punches).min()
     }
 
+    /// Whether the datagram half has somebody to send to, or is to be told something.
+    pub fn has_datagram_work(&self) -> bool {
+        !self.updates.is_empty() || self.slots.iter().flatten().any(|session| session.in_live)
+    }
+
     /// What stands in the flags of each datagram of the ring that is served.
     pub fn session_byte(&self) -> u8 {
         self.session
@@ -667,6 +700,7 @@ impl<R: SourceRing> Sender<R> {
             delivery: (session.phase == Phase::Live).then_some(session.delivery),
             datagrams_to: session.punched.map(|punched| punched.address),
             next: session.cursor,
+            asks: !session.naks.is_empty(),
             extended: session.extended,
             authenticated: session.authenticated,
         })
@@ -675,11 +709,6 @@ impl<R: SourceRing> Sender<R> {
     fn find(&self, id: SessionId) -> Option<usize> {
         let at = (id.0 & u64::from(u32::MAX)) as usize;
         self.slots.get(at)?.as_ref().is_some_and(|session| session.id == id).then_some(at)
-    }
-
-    /// Whether the datagram half has somebody to send to, or is to be told something.
-    pub fn has_datagram_work(&self) -> bool {
-        !self.updates.is_empty() || self.slots.iter().flatten().any(|session| session.in_live)
     }
 
     fn refusal(&mut self, peer: SocketAddr) -> Option<Refusal> {
@@ -704,10 +733,23 @@ impl<R: SourceRing> Sender<R> {
         (all >= self.settings.connections_max).then_some(Refusal::Connections { limit: self.settings.connections_max })
     }
 
+    /// The oldest handshake of the address that has most of them: whoever means it says HELLO within milliseconds, and an
+    /// address that holds the door for many pays with its own.
+    fn handshake_to_end(&self) -> Option<usize> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for session in self.slots.iter().flatten().filter(|session| session.is_shaking()) {
+            *counts.entry(session.peer.ip().to_canonical()).or_default() += 1;
+        }
+        let shaking = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        shaking
+            .filter(|(_, session)| session.is_shaking())
+            .min_by_key(|(_, session)| (Reverse(counts[&session.peer.ip().to_canonical()]), session.since_ns))
+            .map(|(at, _)| at)
+    }
+
     /// Marks a session for its end; one of ours is told why.
     fn finish(&mut self, at: usize, reason: CloseReason) {
         let session = self.slots[at].as_mut().expect("the caller holds its place");
-            asks: !session.naks.is_empty(),
         if session.closing.is_some() {
             return;
         }
@@ -737,21 +779,7 @@ impl<R: SourceRing> Sender<R> {
         self.free.push(at as u32);
         self.tokens.remove(&session.token);
         if session.in_live {
-            self.updates.push_back(LiveUpdate { id: session.id, to: None });
-    /// The oldest handshake of the address that has most of them: whoever means it says HELLO within milliseconds, and an
-    /// address that holds the door for many pays with its own.
-    fn handshake_to_end(&self) -> Option<usize> {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for session in self.slots.iter().flatten().filter(|session| session.is_shaking()) {
-            *counts.entry(session.peer.ip().to_canonical()).or_default() += 1;
-        }
-        let shaking = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
-        shaking
-            .filter(|(_, session)| session.is_shaking())
-            .min_by_key(|(_, session)| (Reverse(counts[&session.peer.ip().to_canonical()]), session.since_ns))
-            .map(|(at, _)| at)
-    }
-
+            self.tell_live(session.id, None);
         }
     }
 
@@ -871,6 +899,11 @@ impl<R: SourceRing> Sender<R> {
         }
     }
 
+    fn tell_live(&mut self, id: SessionId, to: Option<LiveTarget>) {
+        let head = self.ring.as_ref().map_or(0, head_of);
+        self.updates.push_back(LiveUpdate { id, to, head });
+    }
+
     /// `None`: the datagram is dropped.
     fn punch(&mut self, from: SocketAddr, bytes: &[u8], now: i64) -> Option<()> {
         let header = Header::decode(bytes).ok()?;
@@ -900,11 +933,6 @@ impl<R: SourceRing> Sender<R> {
                 let to = Some(LiveTarget::Address { address: from, tag: session.tag });
                 let head = self.ring.as_ref().map_or(0, head_of);
                 self.updates.push_back(LiveUpdate { id: session.id, to, head });
-    fn tell_live(&mut self, id: SessionId, to: Option<LiveTarget>) {
-        let head = self.ring.as_ref().map_or(0, head_of);
-        self.updates.push_back(LiveUpdate { id, to, head });
-    }
-
                 session.in_live = true;
                 now
             }
@@ -953,8 +981,8 @@ impl<R: SourceRing> Sender<R> {
         };
         let answers = match () {
             () if session.naks.is_empty() => None,
-            () if session.answers.left > 0 => Some(i64::MIN),
-            () => Some(session.answers.ready_ns()),
+            () if session.answers.left.min(self.answers.left) > 0 => Some(i64::MIN),
+            () => [session.answers, self.answers].iter().filter(|a| a.left <= 0).map(Allowance::ready_ns).max(),
         };
         beat.into_iter().chain(linger).chain(answers).min()
     }
@@ -1091,6 +1119,7 @@ fn stream<R: SourceRing>(
     ring: &mut R,
     settings: &ServeSettings,
     counters: &mut SenderCounters,
+    room: Room,
     out: &mut Vec<u8>,
     now: i64,
 ) {
@@ -1103,12 +1132,12 @@ fn stream<R: SourceRing>(
         session.waiting_ns = None;
     }
     let start = out.len();
-    for _ in 0..JUMPS_MAX {
-        let room = STREAM_FRAME_BYTES.saturating_sub(out.len() - start);
-        if out.len() > start && room < HEADER_BYTES + ring.geometry().payload_bytes() {
+    for _ in 0..JUMPS_MAX.min(room.frames) {
+        let left = room.bytes.min(STREAM_FRAME_BYTES).saturating_sub(out.len() - start);
+        if out.len() > start && left < HEADER_BYTES + ring.geometry().payload_bytes() {
             return;
         }
-        let filled = fill(ring, out, session.cursor, batch, room);
+        let filled = fill(ring, out, session.cursor, batch, left);
         session.cursor += filled.records;
         counters.stream_records += filled.records;
         match filled.jump {
@@ -1123,30 +1152,30 @@ fn stream<R: SourceRing>(
     }
 }
 
-/// Answers to NAK, lowest first, as far as the session's allowance and one poll take it.
+/// Answers to NAK, lowest first, as far as `room` (the allowances are in it) and one poll take it. What they cost.
 fn answer<R: SourceRing>(
     session: &mut Session,
     ring: &mut R,
     settings: &ServeSettings,
     counters: &mut SenderCounters,
+    room: Room,
     out: &mut Vec<u8>,
-    now: i64,
-) {
+) -> i64 {
     if session.naks.is_empty() {
-        return;
+        return 0;
+    }
+    if room.bytes == 0 {
+        counters.naks_delayed += 1;
+        return 0;
     }
     let batch = u64::from(settings.batch_records.max(1));
     let start = out.len();
-    let allowed = session.answers.left(now);
-    if allowed <= 0 {
-        counters.naks_delayed += 1;
-        return;
-    }
-    let limit = ANSWER_BYTES_PER_POLL.min(usize::try_from(allowed).unwrap_or(usize::MAX));
+    let repaired = counters.repaired_records;
+    let limit = ANSWER_BYTES_PER_POLL.min(room.bytes);
     let mut steps = 0;
     while let Some(&(first, last)) = session.naks.first()
         && out.len() - start < limit
-        && steps < JUMPS_MAX
+        && steps < JUMPS_MAX.min(room.frames)
     {
         steps += 1;
         let frame = out.len();
@@ -1154,7 +1183,8 @@ fn answer<R: SourceRing>(
         let filled = if first < oldest {
             Filled { records: 0, jump: Some(oldest) }
         } else {
-            fill(ring, out, first, batch.min(last - first + 1), STREAM_FRAME_BYTES)
+            let left = limit - (out.len() - start);
+            fill(ring, out, first, batch.min(last - first + 1), left)
         };
         counters.repaired_records += filled.records;
         let short = settings.fault == Fault::AnswerShort && first + filled.records > last;
@@ -1186,7 +1216,8 @@ fn answer<R: SourceRing>(
             }
         }
     }
-    session.answers.left -= (out.len() - start) as i64;
+    let records = counters.repaired_records - repaired;
+    ((out.len() - start) as u64).max(records * ANSWER_RECORD_BYTES) as i64
 }
 
 /// What a heartbeat tells, when nothing else went out for its interval.
