@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Producer;
 use super::inline::{InlineShared, InlineUdp};
-use super::mirror::sender::{Sender, ServeSettings, SessionId};
+use super::mirror::sender::{Delivery, Sender, ServeSettings, SessionId};
 use super::mirror::{CloseReason, StreamPoll};
 use super::raw::RawReader;
 use super::sockets::Outlets;
@@ -234,6 +234,13 @@ impl ServeWorker {
             self.punches = Some(Box::default());
         }
         Ok(())
+    }
+
+    /// Whether somebody is sent new records by this worker. A producer that sends its own datagrams must not have to wake
+    /// it with each of them: that costs a push as much as the datagram does.
+    fn waits_for_records(&self) -> bool {
+        let streams = || self.sender.sessions().any(|session| session.delivery == Some(Delivery::Stream));
+        self.state.connections > 0 && (self.inline.is_none() || streams())
     }
 
     /// Opens the ring, or what has taken its place; looks whether its producer lives.
@@ -573,8 +580,7 @@ impl Worker for ServeWorker {
 
     /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
     fn before_sleep(&mut self, turn: &mut Turn<'_>) {
-        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
-        if !self.futex_known || self.announced || self.state.connections == 0 {
+        if !self.futex_known || self.announced || !self.waits_for_records() {
             return;
         }
         let Some(ring) = self.sender.ring() else { return };
@@ -594,7 +600,7 @@ impl Worker for ServeWorker {
 
     fn deadline(&self) -> Option<i64> {
         // Where nothing else wakes the core for a record it looks by time.
-        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let woken = !self.waits_for_records() || (self.announced && self.futex_armed);
         let by_time = if woken { self.file_look_at } else { self.look_at };
         let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
         Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))
