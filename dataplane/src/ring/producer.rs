@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::error::RingError;
 use super::flow::{Blocked, Flow};
 use super::raw::RawReader;
+use super::view;
 use super::writer::{Place, Writer, new_incarnation};
 use crate::sync::gate::Barrier;
 use crate::sync::slots;
@@ -180,7 +181,14 @@ impl Core {
     }
 
     pub fn prune(&mut self) -> u64 {
-        self.flow.as_mut().map_or(0, |flow| flow.prune(self.writer.file.as_ref(), true))
+        match &mut self.flow {
+            Some(flow) => flow.prune(self.writer.file.as_ref(), true),
+            // Nobody is waited for, but entries are few: a reader that finds none is not listed.
+            None => {
+                let registry = self.writer.registry();
+                registry.map_or(0, |registry| view::prune(self.writer.file.as_ref(), &registry, |_, _| false))
+            }
+        }
     }
 }
 
@@ -270,7 +278,8 @@ impl<T: Record, S: InlineSender> RingProducer<T, S> {
         self.core.writer.beat_if_asked();
     }
 
-    /// Frees the registry entries of dead readers now; how many. A lossless producer does it when it has to wait.
+    /// Frees the registry entries of dead readers now; how many. A lossless producer does it when it has to wait; in other
+    /// rings a new reader takes a dead one's entry over.
     pub fn prune_readers(&mut self) -> u64 {
         self.core.prune()
     }

@@ -274,6 +274,26 @@ fn readers_are_killed_at_any_moment() {
     assert_eq!((reader.lapped(), reader.cursor()), (0, sequence + 1));
 }
 
+/// A ring that waits for nobody lists its readers all the same, and can be rid of the dead ones.
+#[test]
+fn dead_readers_of_a_ring_that_waits_for_nobody_are_freed() {
+    let path = RingPath::new("prune-lossy");
+    let settings = RingSettings { readers_max: Some(3), ..small(64) };
+    let mut producer = RingProducer::<Line>::create(&path, &settings).expect("made");
+    let mut part = Part::start("read", &[path.to_str().expect("text")]);
+    let readers = || sluice::ring::inspect::inspect(&path).expect("a ring").readers.len();
+    let begun = Instant::now();
+    while readers() == 0 {
+        assert!(begun.elapsed() < LONG, "the reader never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let reader = open(&path, StartAt::Oldest);
+    assert!(reader.is_registered());
+    assert_eq!((producer.prune_readers(), readers()), (0, 2), "both live");
+    part.kill();
+    assert_eq!((producer.prune_readers(), readers()), (1, 1));
+}
+
 /// A reader in another PID namespace is process 1 there: here that number always lives. Its lock tells when it is dead, and
 /// that it is not while it reads.
 #[test]
