@@ -310,11 +310,19 @@ fn short(file: &RingFile) -> LayoutError {
 
 /// The header's bytes as they are now: the magic first, then what its store made visible.
 pub(super) fn header_bytes(mapping: &Mapping) -> [u8; HEADER_BYTES] {
+    // Flags and the futex word, the sleepers and padding: changed by halves.
+    const BY_HALVES: [usize; 2] = [offset::FLAGS, offset::WAITING];
     let mut bytes = [0; HEADER_BYTES];
-    let words = mapping.read_words(0, HEADER_BYTES / 8);
-    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words.iter()) {
+    for (index, bytes) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let at = index * 8;
         // The first pairs with the `Release` store of the magic when the ring was made.
-        *bytes = word.load(std::sync::atomic::Ordering::Acquire).to_le_bytes();
+        *bytes = match BY_HALVES.contains(&at) {
+            false => mapping.read_word(at).load(Ordering::Acquire),
+            true => [4, 0].iter().fold(0, |word, half| {
+                word << 32 | u64::from(mapping.read_half(at + half).load(Ordering::Acquire))
+            }),
+        }
+        .to_le_bytes();
     }
     bytes
 }
