@@ -17,12 +17,18 @@ use crate::wire::ring::{Geometry, Shape, Stride, signature};
 
 /// Plain data: every byte of it means something and any bytes are one, so that it may cross processes. (Types derive
 /// zerocopy's `FromBytes`, `IntoBytes` and `Immutable` for it, and are aligned to at most 8.)
+///
+/// Records of 56 or 120 bytes are read fastest: [`fills_lines`] lets the compiler hold a type to that.
 pub trait Record: FromBytes + IntoBytes + Immutable + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + 'static> Record for T {}
 
 /// Whether each record of this type fills whole cache lines together with its sequence word (56 or 120 bytes, for example):
-/// then no slot lies across two. For a `const` assertion beside a record type, or a hint.
+/// then no slot lies across two. For a `const` assertion beside a record type:
+///
+/// ```
+/// const _: () = assert!(sluice::ring::fills_lines::<[u64; 7]>(), "a record of 56 bytes takes one line");
+/// ```
 pub const fn fills_lines<T: Record>() -> bool {
     let line = Stride::LINE_BYTES;
     (slots::SEQUENCE_WORD_BYTES + crate::wire::ring::padded(size_of::<T>())).is_multiple_of(line)
