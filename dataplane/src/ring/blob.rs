@@ -378,11 +378,7 @@ impl<M: Record> BlobConsumer<M> {
     /// Reads the next records, as many as are there and `records` has places; how many. Their bytes replace what is in `out`,
     /// one blob after the other: `records[n].1` is where they lie in it. Sequences may jump between two of them, as with
     /// [`super::RingConsumer::recv_batch`].
-    pub fn recv_batch(
-        &mut self,
-        records: &mut [(BlobRecord<M>, std::ops::Range<usize>)],
-        out: &mut Vec<u8>,
-    ) -> usize {
+    pub fn recv_batch(&mut self, records: &mut [(BlobRecord<M>, std::ops::Range<usize>)], out: &mut Vec<u8>) -> usize {
         out.clear();
         let mut count = 0;
         while let Some(place) = records.get_mut(count) {

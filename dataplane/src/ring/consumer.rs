@@ -160,6 +160,8 @@ pub(super) struct Reader {
     pub skipped: u64,
     is_sparse: bool,
     empty_polls: u32,
+    /// Records read since the last empty poll.
+    streak: u32,
     registration: Option<Registration>,
     watch: Watch,
     /// What was told of the producer: a look that was asked for beside `recv` is no telling.
@@ -171,6 +173,12 @@ pub(super) struct Reader {
 
 /// Empty polls of a sparse ring before it is searched for a hole: the search reads the producer's line.
 const POLLS_PER_SEARCH: u32 = 64;
+/// A reader that found so many records one after the other is behind, and asks for what comes: one that keeps up must not,
+/// since it would take lines from the producer that is about to write them.
+const STREAK_MIN: u32 = 32;
+/// How many records ahead it asks. A core has 16 line fills under way, each of 80 to 140 ns between two cores: at most 160
+/// million records of a line a second. Asked for ahead, into the second-level cache, they came at 266 (24 ahead: 250).
+const AHEAD: u64 = 48;
 
 impl Reader {
     pub fn open(
@@ -188,6 +196,7 @@ impl Reader {
             lapped: 0,
             skipped: 0,
             empty_polls: 0,
+            streak: 0,
             registration: None,
             told: watch.producer(),
             watch,
@@ -273,6 +282,10 @@ impl Reader {
     /// The record at the cursor was read.
     #[inline(always)]
     pub fn pass(&mut self) {
+        self.streak = self.streak.wrapping_add(1);
+        if self.streak > STREAK_MIN {
+            self.view.fetch_ahead(self.cursor.wrapping_add(AHEAD));
+        }
         self.cursor = self.cursor.wrapping_add(1);
     }
 
@@ -288,6 +301,7 @@ impl Reader {
     #[cold]
     #[inline(never)]
     pub fn missed(&mut self, miss: Miss) -> bool {
+        self.streak = 0;
         match miss {
             Miss::Older if !self.is_sparse => false,
             Miss::Older => {
@@ -500,7 +514,10 @@ impl<T: Record> RingConsumer<T> {
                     self.reader.pass();
                     return Some(record);
                 }
-                SlotRead::Older if !self.reader.is_sparse => return None,
+                SlotRead::Older if !self.reader.is_sparse => {
+                    self.reader.streak = 0;
+                    return None;
+                }
                 SlotRead::Older => Miss::Older,
                 SlotRead::Busy => Miss::Busy,
                 SlotRead::Newer(seen) => Miss::Newer(seen),

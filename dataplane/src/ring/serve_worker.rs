@@ -192,6 +192,7 @@ impl ServeWorker {
     /// Carries changes of the destinations to the producer's half, and sends its heartbeats while it is idle.
     fn look_after_inline(&mut self, now: i64) -> usize {
         let Some(inline) = &self.inline else { return 0 };
+        self.sender.look_after_detached(inline.counters(), now);
         let mut updates = std::iter::from_fn(|| self.sender.next_live_update()).peekable();
         if updates.peek().is_some() {
             inline.update(updates, now);

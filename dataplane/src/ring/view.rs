@@ -214,6 +214,14 @@ impl View {
         self.slots.row(sequence)
     }
 
+    /// Asks for the slot of `sequence`, to come nearer while something else is read.
+    #[inline(always)]
+    pub fn fetch_ahead(&self, sequence: u64) {
+        if let Some(word) = self.slot(sequence).first() {
+            word.prefetch();
+        }
+    }
+
     /// The last published sequence; 0 while there is none.
     #[inline(always)]
     pub fn head(&self) -> u64 {

@@ -625,6 +625,16 @@ impl ReadWord {
         self.0.load(order)
     }
 
+    /// Asks for the line of this word, to come to the second-level cache.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: reads nothing that the program sees.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(self.0.as_ptr().cast())
+        };
+    }
+
     /// Reads two neighbours, each by itself and relaxed, with one load where the machine has such a one.
     #[inline(always)]
     pub fn copy_pair(pair: &[ReadWord; 2], to: &mut [MaybeUninit<u8>; 16]) {

@@ -22,14 +22,6 @@ use crate::sys::signal::{Asked, Signals};
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Arguments of `sluice ring stress`.
-///
-/// Without a verb everything runs in one command on this host: a source ring, and with `--mirror` a server, a mirror and the
-/// reader of its ring; without, the ring alone. The producer never waits: when it comes late against its own schedule it
-/// publishes at once, and the report says how late it was. Delivery counts from the mirror's first record: what was
-/// published before it joined is history.
-///
-/// Exit codes: 0 all came, in order; 1 something was lost without a gap, came out of order or damaged; 3 records are
-/// missing, and a gap or a lapped count says so; 2 and 4 as everywhere.
 #[derive(clap::Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -322,15 +314,15 @@ fn print_produced(produced: &Produced, how: &str) {
 
 fn print_delivery(counts: &Counts, delivery: &Delivery) {
     println!(
-        "delivered  {} of {} ({:.4} %), {} to {}; lost {}, skipped {}, lapped {}, reordered {}, wrong {}",
+        "delivered  {} of {} ({:.4} %), {} to {}; lost {}, lapped {} (in gaps {}), reordered {}, wrong {}",
         delivery.received,
         delivery.expected,
         delivery.ratio() * 100.0,
         delivery.first,
         delivery.last,
         delivery.lost,
+        counts.lapped,
         counts.skipped,
-        counts.holes - counts.skipped.min(counts.holes),
         counts.reordered,
         counts.wrong
     );

@@ -23,7 +23,7 @@ const JUMPS_MAX: usize = 256;
 pub struct LiveUpdate {
     /// Whose.
     pub id: SessionId,
-    /// Where its datagrams go from now on; `None`: nowhere.
+    /// Where its datagrams go from now on; `None`: the session has ended.
     pub to: Option<LiveTarget>,
 }
 
@@ -39,6 +39,9 @@ pub enum LiveTarget {
         /// How its datagrams are sealed; `None` for a mirror without the extension.
         tag: Option<TagKey>,
     },
+    /// Nowhere until it punches again. Its session goes on, and with it the counter of its trailers: no number is used
+    /// twice under one key, and none that the mirror has seen comes again.
+    Nowhere,
 }
 
 /// How the group's datagrams are sealed.
@@ -90,7 +93,8 @@ pub struct LiveSettings {
 struct Target {
     /// `None` is the group.
     id: Option<SessionId>,
-    to: Destination,
+    /// `None`: it gets nothing now.
+    to: Option<Destination>,
     sealer: Option<Sealer>,
     /// The sealer is used.
     sealed: bool,
@@ -128,6 +132,11 @@ impl Burst {
         self.bytes.clear();
         self.ends.clear();
         (self.target, self.handed, self.prepared) = (0, 0, false);
+    }
+
+    fn next_target(&mut self) {
+        (self.handed, self.prepared) = (0, false);
+        self.target += 1;
     }
 }
 
@@ -171,7 +180,7 @@ impl LiveSender {
         };
         if let Some(group) = live.settings.multicast {
             let sealer = group.tag.map(Sealer::new);
-            live.targets.push(Target { id: None, to: Destination::Multicast, sealer, sealed: group.always });
+            live.targets.push(Target { id: None, to: Some(Destination::Multicast), sealer, sealed: group.always });
         }
         live.size_frames();
         live
@@ -184,7 +193,7 @@ impl LiveSender {
         if !self.burst.is_done() {
             return handed;
         }
-        if self.targets.is_empty() {
+        if !self.has_listeners() {
             self.resync = true;
             return handed;
         }
@@ -220,13 +229,16 @@ impl LiveSender {
         match (at, update.to) {
             (_, Some(LiveTarget::Member)) => self.members.push(update.id),
             (Some(at), Some(LiveTarget::Address { address, .. })) => {
-                self.targets[at].to = Destination::Unicast(address);
+                self.resync |= !self.has_listeners();
+                self.targets[at].to = Some(Destination::Unicast(address));
             }
             (None, Some(LiveTarget::Address { address, tag })) => {
-                self.resync |= self.targets.is_empty();
-                let (to, sealer) = (Destination::Unicast(address), tag.map(Sealer::new));
+                self.resync |= !self.has_listeners();
+                let (to, sealer) = (Some(Destination::Unicast(address)), tag.map(Sealer::new));
                 self.targets.push(Target { id: Some(update.id), to, sealer, sealed: true });
             }
+            (Some(at), Some(LiveTarget::Nowhere)) => self.targets[at].to = None,
+            (None, Some(LiveTarget::Nowhere)) => {}
             (Some(at), None) => {
                 // Whoever has its turn in a burst keeps it.
                 if at < self.burst.target {
@@ -244,6 +256,10 @@ impl LiveSender {
         self.size_frames();
     }
 
+    fn has_listeners(&self) -> bool {
+        self.targets.iter().any(|target| target.to.is_some())
+    }
+
     /// The group's datagrams have a trailer if somebody there knows it.
     fn seal_group(&mut self) {
         if let (Some(group), Some(target)) = (self.settings.multicast, self.targets.first_mut()) {
@@ -257,7 +273,7 @@ impl LiveSender {
 
     /// When a heartbeat or a lingering datagram is due.
     pub fn deadline(&self) -> Option<i64> {
-        if self.targets.is_empty() || !self.burst.is_done() {
+        if !self.has_listeners() || !self.burst.is_done() {
             return None;
         }
         match (self.waiting_ns, self.settings.linger) {
@@ -404,6 +420,10 @@ impl LiveSender {
                 self.burst.clear();
                 break;
             };
+            let Some(to) = target.to else {
+                self.burst.next_target();
+                continue;
+            };
             let copies = usize::from(self.settings.copies.max(1));
             let plain = !target.has_trailer() && copies == 1;
             if !plain && !self.burst.prepared {
@@ -413,7 +433,7 @@ impl LiveSender {
             let Burst { bytes, ends, sealed, sealed_ends, handed, .. } = &mut self.burst;
             let (bytes, ends) = if plain { (&*bytes, &*ends) } else { (&*sealed, &*sealed_ends) };
             let group = next_group(bytes, ends, *handed);
-            let outcome = out.send(target.to, group.bytes, group.segment_bytes);
+            let outcome = out.send(to, group.bytes, group.segment_bytes);
             if outcome == SendOutcome::WouldBlock {
                 return total;
             }
@@ -429,8 +449,7 @@ impl LiveSender {
                 SendOutcome::Sent | SendOutcome::WouldBlock => {}
             }
             if done {
-                (self.burst.handed, self.burst.prepared) = (0, false);
-                self.burst.target += 1;
+                self.burst.next_target();
                 if self.burst.target >= self.targets.len() {
                     self.burst.clear();
                 }

@@ -4,7 +4,7 @@ use core::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::collections::{HashMap, VecDeque};
 
 use super::auth::{Opener, PresharedKey, Random, SessionKeys, TagKey, Transcript, mirror_proof_holds, source_proof};
-use super::live::{GroupSettings, LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
+use super::live::{GroupSettings, LiveCounters, LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
 use super::loss::NAKS_MAX;
 use super::{CloseReason, Datagrams, Fault, ReadOutcome, SourceRing, StreamPoll, head_of};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
@@ -286,8 +286,8 @@ struct Session {
     tag: Option<TagKey>,
     punch_opener: Option<Opener>,
     punched: Option<Punched>,
-    /// The datagram half knows of it as a member of the group.
-    in_group: bool,
+    /// The datagram half knows of it.
+    in_live: bool,
     transcript: Transcript,
     nonce: [u8; 16],
 }
@@ -306,6 +306,8 @@ pub struct Sender<R: SourceRing> {
     /// The 64-bit session of the group: its byte alone repeats once in 256 restarts.
     group_number: u64,
     live: Option<LiveSender>,
+    /// What datagram halves counted so far, as far as known.
+    live_counters: LiveCounters,
     detached: bool,
     updates: VecDeque<LiveUpdate>,
     /// Sessions by the low half of their id.
@@ -331,6 +333,7 @@ impl<R: SourceRing> Sender<R> {
             group_key: [0; 32],
             group_number: 0,
             live: None,
+            live_counters: LiveCounters::default(),
             detached: false,
             updates: VecDeque::new(),
             slots: Vec::new(),
@@ -376,9 +379,8 @@ impl<R: SourceRing> Sender<R> {
                 linger: self.settings.linger,
                 heartbeat_ns: self.settings.heartbeat_datagram_ns,
             };
-            let counters = self.live.take().map(|live| *live.counters());
             let mut live = LiveSender::new(settings, head_of(&ring), now);
-            live.continue_counters(counters.unwrap_or_default());
+            live.continue_counters(self.live_counters);
             self.live = Some(live);
         }
         self.updates.clear();
@@ -445,7 +447,7 @@ impl<R: SourceRing> Sender<R> {
             tag: None,
             punch_opener: None,
             punched: None,
-            in_group: false,
+            in_live: false,
             transcript: Transcript::default(),
             nonce: [0; 16],
         });
@@ -540,9 +542,7 @@ impl<R: SourceRing> Sender<R> {
 
     /// Sends at most about `max` datagrams; says how many were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams, max: usize) -> usize {
-        if now >= self.punch_check_ns {
-            self.expire_punches(now);
-        }
+        self.expire_punches(now);
         let (Some(live), Some(ring)) = (self.live.as_mut(), self.ring.as_mut()) else { return 0 };
         if let Some(update) = self.updates.pop_front() {
             live.update(update);
@@ -551,21 +551,38 @@ impl<R: SourceRing> Sender<R> {
             }
         }
         let handed = live.poll(ring, now, out, max);
-        let counters = live.counters();
-        self.counters.datagrams = counters.datagrams;
-        self.counters.datagram_records = counters.records;
-        self.counters.datagrams_failed = counters.failed;
-        self.counters.oversized_records = counters.oversized_records;
-        self.counters.datagram_heartbeats = counters.heartbeats;
+        let counted = *live.counters();
+        self.count_datagrams(counted);
         handed
     }
 
+    fn count_datagrams(&mut self, counted: LiveCounters) {
+        self.live_counters = counted;
+        self.counters.datagrams = counted.datagrams;
+        self.counters.datagram_records = counted.records;
+        self.counters.datagrams_failed = counted.failed;
+        self.counters.oversized_records = counted.oversized_records;
+        self.counters.datagram_heartbeats = counted.heartbeats;
+    }
+
     /// Takes the datagram half out, for a producer that sends its own; [`Sender::poll_datagrams`] then sends nothing, and
-    /// what [`Sender::next_live_update`] says is to be carried to it. `None` without a UDP transport or when it is out already.
+    /// what [`Sender::next_live_update`] says is to be carried to it, after [`Sender::look_after_detached`]. `None` without a UDP transport or when it is out already.
     pub fn detach_live(&mut self) -> Option<LiveSender> {
         let live = self.live.take()?;
         self.detached = true;
         Some(live)
+    }
+
+    /// What [`Sender::poll_datagrams`] does beside sending, for a half that was taken out: destinations that fell silent are
+    /// dropped, and what the half counted (`None`: not known now) is shown.
+    pub fn look_after_detached(&mut self, counted: Option<LiveCounters>, now: i64) {
+        if !self.detached {
+            return;
+        }
+        self.expire_punches(now);
+        if let Some(counted) = counted {
+            self.count_datagrams(counted);
+        }
     }
 
     /// The next change for a datagram half that was taken out.
@@ -686,7 +703,8 @@ impl<R: SourceRing> Sender<R> {
             session.outbox.extend_from_slice(&told.encode());
         }
         let (id, token) = (session.id, session.token);
-        let was_told = session.punched.take().is_some() | core::mem::take(&mut session.in_group);
+        session.punched = None;
+        let was_told = core::mem::take(&mut session.in_live);
         self.tokens.remove(&token);
         if was_told {
             self.updates.push_back(LiveUpdate { id, to: None });
@@ -698,7 +716,7 @@ impl<R: SourceRing> Sender<R> {
         let Some(session) = self.slots[at].take() else { return };
         self.free.push(at as u32);
         self.tokens.remove(&session.token);
-        if session.punched.is_some() || session.in_group {
+        if session.in_live {
             self.updates.push_back(LiveUpdate { id: session.id, to: None });
         }
     }
@@ -811,7 +829,7 @@ impl<R: SourceRing> Sender<R> {
                 self.tokens.insert(session.token, session.id);
             }
             Delivery::Multicast if session.extended => {
-                session.in_group = true;
+                session.in_live = true;
                 self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Member) });
             }
             Delivery::Multicast | Delivery::Stream => {}
@@ -845,6 +863,7 @@ impl<R: SourceRing> Sender<R> {
             _ => {
                 let to = Some(LiveTarget::Address { address: from, tag: session.tag });
                 self.updates.push_back(LiveUpdate { id: session.id, to });
+                session.in_live = true;
                 now
             }
         };
@@ -856,6 +875,9 @@ impl<R: SourceRing> Sender<R> {
     }
 
     fn expire_punches(&mut self, now: i64) {
+        if now < self.punch_check_ns {
+            return;
+        }
         let mut check_ns = i64::MIN;
         for session in self.slots.iter_mut().flatten() {
             let Some(punched) = session.punched else { continue };
@@ -863,7 +885,7 @@ impl<R: SourceRing> Sender<R> {
             if until_ns <= now {
                 session.punched = None;
                 self.counters.punches_expired += 1;
-                self.updates.push_back(LiveUpdate { id: session.id, to: None });
+                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Nowhere) });
             } else {
                 check_ns = if check_ns == i64::MIN { until_ns } else { check_ns.min(until_ns) };
             }

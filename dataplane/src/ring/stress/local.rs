@@ -14,7 +14,7 @@ use hdrhistogram::Histogram;
 
 use super::pace::{Idle, Parks, Pushed, Spins, histogram, produce};
 use super::report::{Copied, LocalReport, Percentiles, Produced};
-use super::tally::{Finish, Tally, drain};
+use super::tally::{Finish, Tally, Told, drain};
 use super::{DUE, LOOK, Load, STAMP, StressError, check_stop, new_run, pin, sized};
 use crate::config::{Linger, Mirror as MirrorConfig, MirrorStart, Serve as ServeConfig};
 use crate::ring::inline::InlineUdp;
@@ -191,12 +191,19 @@ struct Talk<'a> {
     last: AtomicU64,
     /// Everything is read or given up.
     over: AtomicBool,
+    /// The mirror has ended: the server may.
+    unmirrored: AtomicBool,
     failure: Mutex<Option<StressError>>,
 }
 
 impl Talk<'_> {
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire) || self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server goes on: as long as the mirror, whose connection would break otherwise.
+    fn serves(&self) -> bool {
+        !self.is_over() || !self.unmirrored.load(Ordering::Acquire)
     }
 
     /// A thread's end: its failure ends all.
@@ -258,6 +265,15 @@ impl Drop for Fuse<'_> {
     }
 }
 
+/// Says that the mirror has ended, however it did.
+struct Unmirrored<'a>(&'a AtomicBool);
+
+impl Drop for Unmirrored<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// What the threads found.
 #[derive(Default)]
 struct Ends {
@@ -289,6 +305,7 @@ fn run_sized<const W: usize>(settings: &LocalSettings, stop: &AtomicBool) -> Res
         start_ns: AtomicI64::new(0),
         last: AtomicU64::new(0),
         over: AtomicBool::new(false),
+        unmirrored: AtomicBool::new(false),
         failure: Mutex::new(None),
     };
     let ring = RingSettings { capacity: settings.capacity, ..RingSettings::default() };
@@ -308,7 +325,7 @@ fn run_sized<const W: usize>(settings: &LocalSettings, stop: &AtomicBool) -> Res
 fn report(settings: &LocalSettings, ends: &Ends) -> LocalReport {
     let (pushed, read) = (ends.pushed.as_ref().expect("no failure"), ends.read.as_ref().expect("no failure"));
     let copied = ends.copied.map(|copied| Copied { datagrams: ends.datagrams, ..copied });
-    let mirror = copied.map(|copied| (copied.first, copied.gap_records));
+    let mirror = copied.map(|copied| (copied.first, copied.undeclared));
     LocalReport {
         mirror: settings.mirror.map(Transport::label),
         produced: Produced::of(&settings.load, pushed),
@@ -325,7 +342,7 @@ fn alone<const W: usize>(talk: &Talk, producer: RingProducer<[u64; W]>) -> Ends 
     std::thread::scope(|scope| {
         let source = scope.spawn(move || {
             let _fuse = Fuse(&talk.over);
-            talk.end(produce_alone(talk, producer, 0))
+            talk.end(produce_alone(talk, producer).map(|(pushed, _)| pushed))
         });
         let reader = scope.spawn(|| {
             let _fuse = Fuse(&talk.over);
@@ -343,10 +360,8 @@ fn apart<const W: usize>(talk: &Talk, producer: RingProducer<[u64; W]>) -> Ends 
         let source = scope.spawn(move || {
             let _fuse = Fuse(&talk.over);
             talk.end(match talk.settings.inline {
-                true => {
-                    await_inline(talk, &take).and_then(|inline| produce_alone(talk, producer.with_sender(inline), 0))
-                }
-                false => produce_alone(talk, producer, 0),
+                true => await_inline(talk, &take).and_then(|inline| produce_inline(talk, producer.with_sender(inline))),
+                false => produce_alone(talk, producer).map(|(pushed, _)| (pushed, 0)),
             })
         });
         let serve = scope.spawn(move || {
@@ -362,9 +377,10 @@ fn apart<const W: usize>(talk: &Talk, producer: RingProducer<[u64; W]>) -> Ends 
             talk.end(read_alone::<W>(talk, &talk.paths.copy, 3))
         });
         let told = "no thread of a run panics";
+        let (pushed, inline) = source.join().expect(told).unzip();
         Ends {
-            pushed: source.join().expect(told),
-            datagrams: serve.join().expect(told).unwrap_or_default(),
+            pushed,
+            datagrams: serve.join().expect(told).unwrap_or_default() + inline.unwrap_or_default(),
             copied: mirror.join().expect(told),
             read: reader.join().expect(told),
         }
@@ -409,9 +425,8 @@ fn publish<const W: usize, S: InlineSender>(
 fn produce_alone<const W: usize, S: InlineSender>(
     talk: &Talk,
     mut producer: RingProducer<[u64; W], S>,
-    role: usize,
-) -> Result<Pushed, StressError> {
-    pin(talk.settings.cpu(role))?;
+) -> Result<(Pushed, RingProducer<[u64; W], S>), StressError> {
+    pin(talk.settings.cpu(0))?;
     let pushed = match talk.settings.spin {
         true => publish(talk, &mut producer, &mut Spins),
         false => publish(talk, &mut producer, &mut Parks),
@@ -419,7 +434,22 @@ fn produce_alone<const W: usize, S: InlineSender>(
     while !talk.is_over() {
         clock::sleep(Duration::from_millis(1));
     }
-    Ok(pushed)
+    Ok((pushed, producer))
+}
+
+/// With the datagrams that it sent.
+fn produce_inline<const W: usize>(
+    talk: &Talk,
+    producer: RingProducer<[u64; W], InlineUdp>,
+) -> Result<(Pushed, u64), StressError> {
+    let (pushed, mut producer) = produce_alone(talk, producer)?;
+    Ok((pushed, sent(&mut producer)))
+}
+
+/// Datagrams that the producer sent; the server, which has the other hand on the sockets, is idle by then.
+fn sent<const W: usize>(producer: &mut RingProducer<[u64; W], InlineUdp>) -> u64 {
+    let counters = (0..100).find_map(|_| producer.sender().counters());
+    counters.map_or(0, |counters| counters.datagrams)
 }
 
 fn await_inline(talk: &Talk, from: &Receiver<InlineUdp>) -> Result<InlineUdp, StressError> {
@@ -448,7 +478,7 @@ fn serve(talk: &Talk, give: &SyncSender<InlineUdp>) -> Result<u64, StressError> 
         // The channel holds one, and no more are made.
         let _ = give.send(inline);
     }
-    while !talk.is_over() {
+    while talk.serves() {
         if server.step()? == 0 && !talk.settings.spin {
             server.wait(LOOK)?;
         }
@@ -468,7 +498,7 @@ fn produce_and_serve<const W: usize>(
             let mut producer = producer.with_sender(inline);
             let pushed = publish(talk, &mut producer, &mut server)?;
             step_until_over(talk, &mut server)?;
-            Ok((pushed, server.counters().datagrams))
+            Ok((pushed, server.counters().datagrams + sent(&mut producer)))
         }
         None => {
             let mut producer = producer;
@@ -480,7 +510,7 @@ fn produce_and_serve<const W: usize>(
 }
 
 fn step_until_over(talk: &Talk, server: &mut Server) -> Result<(), StressError> {
-    while !talk.is_over() {
+    while talk.serves() {
         server.step()?;
     }
     Ok(())
@@ -512,8 +542,10 @@ fn look_whether_live(talk: &Talk, mirror: &Mirror, live: &mut bool) {
 
 fn copied(mirror: &Mirror) -> Copied {
     let (counters, status) = (mirror.counters(), mirror.status());
+    let passed = status.next.saturating_sub(status.first);
     Copied {
         first: status.first,
+        undeclared: passed.saturating_sub(counters.records + counters.gap_records),
         naks: counters.naks,
         repaired: counters.repaired_records,
         gaps: counters.gaps,
@@ -527,6 +559,7 @@ fn copied(mirror: &Mirror) -> Copied {
 
 /// Mirrors until all is over.
 fn mirror(talk: &Talk) -> Result<Copied, StressError> {
+    let _unmirrored = Unmirrored(&talk.unmirrored);
     pin(talk.settings.cpu(2))?;
     let mut mirror = begin_mirror(talk)?;
     let mut live = false;
@@ -565,7 +598,7 @@ impl<const W: usize> Reading<W> {
     /// Counts a record that was waited for.
     fn take(&mut self, sequence: u64, record: &[u64; W], now: i64) {
         let Read { tally, latency, from_schedule } = &mut self.read;
-        if tally.take(sequence, record, self.ring.skipped()) {
+        if tally.take(sequence, record, Told::by(&self.ring)) {
             time(record, now, latency, from_schedule);
         }
     }
@@ -615,6 +648,7 @@ fn await_ring<const W: usize>(talk: &Talk, path: &Path) -> Result<Reading<W>, St
 }
 
 fn mirror_and_read<const W: usize>(talk: &Talk) -> Result<(Copied, Read), StressError> {
+    let _unmirrored = Unmirrored(&talk.unmirrored);
     pin(talk.settings.cpu(2))?;
     let mut mirror = begin_mirror(talk)?;
     let mut live = false;

@@ -1,11 +1,11 @@
 //! The producer: each record at its time, or as soon as possible after it, and how late that was.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::{DUE, Load, NUMBER, RUN, STAMP};
+use super::{DUE, LOOK, Load, NUMBER, RUN, STAMP};
 use crate::ring::{InlineSender, RingProducer};
 use crate::sys::clock::{self, monotonic_ns};
 
@@ -15,8 +15,6 @@ const BATCH: usize = 64;
 const SLEEP_NS_MIN: i64 = 150_000;
 /// By so much a sleep ends early.
 const SLEEP_SLACK_NS: i64 = 100_000;
-/// Waits between two looks whether the run is to end early.
-const TICKS_PER_LOOK: u64 = 256;
 
 /// Values from 1 ns to a minute, to three digits; longer ones count as a minute.
 pub(super) fn histogram() -> Histogram<u64> {
@@ -46,7 +44,7 @@ pub(super) struct Parks;
 impl Idle for Parks {
     fn idle(&mut self, left_ns: i64) -> Result<(), super::StressError> {
         match left_ns {
-            SLEEP_NS_MIN.. => clock::sleep(Duration::from_nanos((left_ns - SLEEP_SLACK_NS) as u64)),
+            SLEEP_NS_MIN.. => clock::sleep(Duration::from_nanos((left_ns - SLEEP_SLACK_NS) as u64).min(LOOK)),
             _ => std::thread::yield_now(),
         }
         Ok(())
@@ -88,11 +86,10 @@ pub(super) fn produce<const W: usize, S: InlineSender>(
         let mut now = monotonic_ns();
         while now < due {
             idle.idle(due - now)?;
+            super::check_stop(stop)?;
             now = monotonic_ns();
         }
-        if (number / burst).is_multiple_of(TICKS_PER_LOOK) && stop.load(Ordering::Relaxed) {
-            return Err(super::StressError::Stopped);
-        }
+        super::check_stop(stop)?;
         lateness.saturating_record((now - due) as u64);
         let end = (number + burst).min(total + 1);
         while number < end {
@@ -173,7 +170,7 @@ mod tests {
         let pushed = produce(&mut producer, (&load, 1, start), &mut Parks, |_, _| {}, &stop).expect("runs");
         assert_eq!(pushed.count, 100);
         assert!(pushed.lateness.min() >= 850_000_000, "the last one was due 100 ms after the start");
-        stop.store(true, Ordering::Relaxed);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let more = Load { rate: 10_000, ..load };
         let told = produce(&mut producer, (&more, 1, start), &mut Parks, |_, _| {}, &stop);
         assert!(matches!(told, Err(super::super::StressError::Stopped)), "{told:?}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::report::{Counts, ReaderReport};
 use super::source::{SAMPLES_MAX, samples};
 use super::talk::{ANSWER_NS_MAX, ECHO_STAMPS, Kind, Link, MAGIC, NOT_READ, VERSION, answer};
-use super::tally::{Finish, Tally, drain};
+use super::tally::{Finish, Tally, Told, drain};
 use super::{LOOK, SECONDS_MAX, SIZES, StressError, check_stop, pin, sized};
 use crate::ring::{ConsumerSettings, Received, RingConsumer, StartAt, Wait};
 use crate::sys::clock::{self, monotonic_ns};
@@ -179,7 +179,7 @@ fn read<const W: usize>(
         {
             let now = monotonic_ns();
             count = 1;
-            if tally.take(sequence, &record, ring.skipped()) {
+            if tally.take(sequence, &record, Told::by(&ring)) {
                 note(sequence, now);
             }
         }
@@ -191,12 +191,13 @@ fn read<const W: usize>(
 }
 
 /// Counts as the frame has them.
-fn words(counts: &Counts) -> [u64; 8] {
+fn words(counts: &Counts) -> [u64; 9] {
     [
         counts.first,
         counts.last,
         counts.received,
         counts.holes,
+        counts.lapped,
         counts.skipped,
         counts.reordered,
         counts.wrong,

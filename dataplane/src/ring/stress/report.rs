@@ -62,7 +62,10 @@ pub struct Counts {
     pub received: u64,
     /// Numbers that were missing between two records.
     pub holes: u64,
-    /// Those of them that the ring did not hold (a mirror's declared gaps); the others were overwritten first.
+    /// Records that the ring told this reader it did not get, overwritten or left out by a mirror's gap: all of the holes,
+    /// or something is wrong.
+    pub lapped: u64,
+    /// Those of them that were counted when the reader came upon a gap of the ring (with what was overwritten there by then).
     pub skipped: u64,
     /// Records that came after a later one, or twice.
     pub reordered: u64,
@@ -74,15 +77,16 @@ pub struct Counts {
 
 impl Counts {
     /// What was delivered of a run that ended with record `last`, counted from the mirror's first. `mirror`: its first
-    /// sequence, and the records that it left out by declared gaps; `None` where that is not known (there the reader's first
-    /// counts, and every hole of the ring as declared).
+    /// sequence, and the sequences that it neither wrote nor left out by a declared gap; `None` where that is not known (there
+    /// the reader's first counts).
     pub fn delivery(&self, mirror: Option<(u64, u64)>, last: u64) -> Delivery {
-        let own = if self.received > 0 { self.first } else { 1 };
-        let first = mirror.map_or(own, |(first, _)| first.clamp(1, own));
+        let own = (self.received > 0).then_some(self.first);
+        let first = mirror.map_or(own.unwrap_or(1), |(first, _)| first.clamp(1, own.unwrap_or(u64::MAX)));
         let expected = (last + 1).saturating_sub(first);
-        let before = if self.received > 0 { self.first - first } else { 0 };
-        let undeclared = mirror.map_or(0, |(_, declared)| self.skipped.saturating_sub(declared));
-        let told = self.holes.saturating_add(before).saturating_sub(undeclared);
+        // A reader that came after the mirror had begun was lapped before its first record.
+        let before = own.map_or(0, |own| own - first);
+        let undeclared = mirror.map_or(0, |(_, undeclared)| undeclared);
+        let told = self.holes.min(self.lapped).saturating_add(before).saturating_sub(undeclared);
         let missing = expected.saturating_sub(self.received);
         Delivery { first, last, expected, received: self.received, lost: missing.saturating_sub(told) }
     }
@@ -185,6 +189,8 @@ impl Produced {
 pub struct Copied {
     /// First sequence of the mirror's ring.
     pub first: u64,
+    /// Sequences from there on that the mirror neither wrote nor left out by a declared gap.
+    pub undeclared: u64,
     /// Repair requests.
     pub naks: u64,
     /// Records written from repair.
@@ -248,7 +254,7 @@ fn delivery_json(counts: &Counts, delivery: &Delivery) -> Value {
     json!({
         "first": delivery.first, "last": delivery.last, "expected": delivery.expected,
         "received": delivery.received, "ratio": delivery.ratio(), "lost": delivery.lost,
-        "holes": counts.holes, "skipped": counts.skipped, "reordered": counts.reordered, "wrong": counts.wrong,
+        "holes": counts.holes, "lapped": counts.lapped, "skipped": counts.skipped, "reordered": counts.reordered, "wrong": counts.wrong,
         "foreign": counts.foreign,
     })
 }
@@ -363,9 +369,11 @@ mod tests {
         assert_eq!((late.first, late.missing(), late.lost), (200, 50, 0));
         assert_eq!(Verdict::of(&counts, &late), Verdict::Gaps);
         // A hole in the mirror's ring that the mirror declared, and one that it did not.
-        let holes = Counts { received: 741, holes: 10, skipped: 10, ..counts };
-        assert_eq!(holes.delivery(Some((250, 10)), 1_000).lost, 0);
-        assert_eq!(holes.delivery(Some((250, 4)), 1_000).lost, 6);
+        let holes = Counts { received: 741, holes: 10, lapped: 10, skipped: 10, ..counts };
+        assert_eq!(holes.delivery(Some((250, 0)), 1_000).lost, 0);
+        assert_eq!(holes.delivery(Some((250, 6)), 1_000).lost, 6);
+        // One of which the ring told its reader nothing.
+        assert_eq!(Counts { lapped: 9, ..holes }.delivery(Some((250, 0)), 1_000).lost, 1);
         let nothing = Counts::default();
         assert_eq!(nothing.delivery(Some((250, 0)), 1_000).lost, 751);
         assert_eq!(nothing.delivery(None, 1_000).lost, 1_000);

@@ -220,7 +220,7 @@ fn conduct<const W: usize>(hall: &Hall, mut producer: RingProducer<[u64; W]>) ->
     let settings = hall.settings;
     let all = |count: fn(&State) -> usize| move |state: &State| (count(state) >= settings.readers).then_some(());
     if hall.until(hall.until_ns, all(|state| state.ready))?.is_none() {
-        let (ready, entered) = (hall.state().ready, hall.state().entered);
+        let State { ready, entered, .. } = *hall.state();
         let what = format!(
             "{ready} of {} readers were ready within {:?} ({entered} connected): each needs a mirror of {} on its host",
             settings.readers,
@@ -334,7 +334,7 @@ fn gather(
     hall.reach(Phase::Ended)?;
     link.send(Kind::Ended, &[hall.total])?;
     // It may still have a whole ring to read, and then waits for what does not come.
-    let counts = link.expect(Kind::Counts, 8, monotonic_ns() + 10 * SETTLE_NS + ANSWER_NS_MAX)?;
+    let counts = link.expect(Kind::Counts, 9, monotonic_ns() + 10 * SETTLE_NS + ANSWER_NS_MAX)?;
     let after = compare_alone(hall, &mut link)?;
     let clock = Compared { before, after };
     let mut one_way = echoes(hall, &mut link, &clock)?;
@@ -352,10 +352,11 @@ fn checked(hall: &Hall, words: &[u64]) -> Result<Counts, StressError> {
         last: words[1],
         received: words[2],
         holes: words[3],
-        skipped: words[4],
-        reordered: words[5],
-        wrong: words[6],
-        foreign: words[7],
+        lapped: words[4],
+        skipped: words[5],
+        reordered: words[6],
+        wrong: words[7],
+        foreign: words[8],
     };
     let spans = counts.last.checked_sub(counts.first).is_some_and(|span| span < hall.total);
     let fits = counts.last <= hall.total && counts.received <= hall.total && counts.holes <= hall.total;

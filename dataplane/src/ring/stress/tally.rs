@@ -15,18 +15,32 @@ pub(super) struct Tally {
     /// A record that is counted as if it had not come: for tests of what is said then.
     planted: Option<u64>,
     counts: Counts,
-    /// What the reader had skipped before the first record: history.
-    skipped_before: u64,
+    /// What the ring had told before the first record: history.
+    before: Told,
+}
+
+/// What a ring tells its reader of records that it did not get.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Told {
+    pub lapped: u64,
+    pub skipped: u64,
+}
+
+impl Told {
+    #[inline]
+    pub fn by<const W: usize>(ring: &RingConsumer<[u64; W]>) -> Told {
+        Told { lapped: ring.lapped(), skipped: ring.skipped() }
+    }
 }
 
 impl Tally {
     pub fn new(run: u64, planted: Option<u64>) -> Tally {
-        Tally { run, planted, counts: Counts::default(), skipped_before: 0 }
+        Tally { run, planted, counts: Counts::default(), before: Told::default() }
     }
 
     /// Counts a record that was read at `sequence`; whether it is one of this run, and new.
     #[inline]
-    pub fn take<const W: usize>(&mut self, sequence: u64, record: &[u64; W], skipped: u64) -> bool {
+    pub fn take<const W: usize>(&mut self, sequence: u64, record: &[u64; W], told: Told) -> bool {
         if record[RUN] != self.run {
             self.counts.foreign += 1;
             return false;
@@ -41,12 +55,12 @@ impl Tally {
             return false;
         }
         if self.counts.received == 0 {
-            (self.counts.first, self.skipped_before) = (number, skipped);
+            (self.counts.first, self.before) = (number, told);
         } else if number <= self.counts.last {
             self.counts.reordered += 1;
             return false;
         } else if number - self.counts.last > 1 {
-            self.hole(number, skipped);
+            self.hole(number, told);
         }
         self.counts.last = number;
         self.counts.received += 1;
@@ -54,9 +68,10 @@ impl Tally {
     }
 
     #[cold]
-    fn hole(&mut self, number: u64, skipped: u64) {
+    fn hole(&mut self, number: u64, told: Told) {
         self.counts.holes += number - self.counts.last - 1;
-        self.counts.skipped = skipped - self.skipped_before;
+        self.counts.lapped = told.lapped - self.before.lapped;
+        self.counts.skipped = told.skipped - self.before.skipped;
     }
 
     /// The last number that came.
@@ -106,7 +121,7 @@ pub(super) fn drain<const W: usize>(
         let Some(record) = reader.try_recv() else { break };
         let now = monotonic_ns();
         let sequence = reader.cursor() - 1;
-        if tally.take(sequence, &record, reader.skipped()) {
+        if tally.take(sequence, &record, Told::by(reader)) {
             note(sequence, &record, now);
         }
         count += 1;
@@ -128,28 +143,42 @@ mod tests {
     #[test]
     fn history_holes_disorder_and_damage_are_told_apart() {
         let mut tally = Tally::new(7, None);
-        assert!(!tally.take(1, &record(1, 6), 0), "another run's");
-        assert!(tally.take(10, &record(10, 7), 9), "what was skipped before is history");
-        assert!(tally.take(11, &record(11, 7), 9));
-        assert!(tally.take(15, &record(15, 7), 11), "of three missing two are the ring's hole");
-        assert!(!tally.take(14, &record(14, 7), 11), "late");
-        assert!(!tally.take(15, &record(15, 7), 11), "twice");
-        assert!(!tally.take(17, &record(16, 7), 11), "in a place that is not its own");
-        assert!(!tally.take(16, &[1, 1, 16, 7, 0], 11), "torn");
-        assert!(tally.take(16, &record(16, 7), 11));
+        let told = |lapped, skipped| Told { lapped, skipped };
+        assert!(!tally.take(1, &record(1, 6), told(0, 0)), "another run's");
+        assert!(tally.take(10, &record(10, 7), told(9, 9)), "what was missed before is history");
+        assert!(tally.take(11, &record(11, 7), told(9, 9)));
+        assert!(tally.take(15, &record(15, 7), told(11, 10)), "of three missing the ring tells of two");
+        assert!(!tally.take(14, &record(14, 7), told(11, 10)), "late");
+        assert!(!tally.take(15, &record(15, 7), told(11, 10)), "twice");
+        assert!(!tally.take(17, &record(16, 7), told(11, 10)), "in a place that is not its own");
+        assert!(!tally.take(16, &[1, 1, 16, 7, 0], told(11, 10)), "torn");
+        assert!(tally.take(16, &record(16, 7), told(11, 10)));
         let counts = *tally.counts();
-        let expected =
-            Counts { first: 10, last: 16, received: 4, holes: 3, skipped: 2, reordered: 2, wrong: 2, foreign: 1 };
+        let expected = Counts {
+            first: 10,
+            last: 16,
+            received: 4,
+            holes: 3,
+            lapped: 2,
+            skipped: 1,
+            reordered: 2,
+            wrong: 2,
+            foreign: 1,
+        };
         assert_eq!(counts, expected);
         let delivery = counts.delivery(None, 18);
-        assert_eq!((delivery.expected, delivery.missing(), delivery.lost), (9, 5, 2), "17 and 18 never came");
+        assert_eq!(
+            (delivery.expected, delivery.missing(), delivery.lost),
+            (9, 5, 3),
+            "17 and 18 never came, and of one nobody told"
+        );
     }
 
     #[test]
     fn a_planted_loss_is_a_hole_that_no_ring_told_of() {
         let mut tally = Tally::new(7, Some(3));
         for number in 1..=5 {
-            tally.take(number, &record(number, 7), 0);
+            tally.take(number, &record(number, 7), Told::default());
         }
         assert_eq!((tally.counts().received, tally.counts().last), (4, 5));
         assert_eq!(tally.counts().delivery(None, 5).lost, 1);
