@@ -326,9 +326,9 @@ pub(super) fn header_bytes(mapping: &Mapping) -> [u8; HEADER_BYTES] {
         // The first pairs with the `Release` store of the magic when the ring was made.
         *bytes = match BY_HALVES.contains(&at) {
             false => mapping.read_word(at).load(Ordering::Acquire),
-            true => [4, 0].iter().fold(0, |word, half| {
-                word << 32 | u64::from(mapping.read_half(at + half).load(Ordering::Acquire))
-            }),
+            true => [4, 0]
+                .iter()
+                .fold(0, |word, half| word << 32 | u64::from(mapping.read_half(at + half).load(Ordering::Acquire))),
         }
         .to_le_bytes();
     }

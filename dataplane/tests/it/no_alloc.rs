@@ -337,8 +337,7 @@ fn a_feed_is_published_without_allocation() {
         stamp: StampOrigin::File,
     });
     publisher.start().expect("a ring");
-    let key =
-        SessionKey { protocol: Protocol::IexTp, protocol_id: 0x8004, channel: 1, session: SessionId::default() };
+    let key = SessionKey { protocol: Protocol::IexTp, protocol_id: 0x8004, channel: 1, session: SessionId::default() };
     // A stream's beginning may allocate: its key is kept.
     publisher.stream_begin(StreamId(0), &key, 0, 1, 5);
     let before = allocations();
