@@ -508,7 +508,8 @@ impl MirrorWorker {
         self.link = Link::Closing;
         if self.parts.once {
             let asked = self.stopping;
-            let _ = self.parts.end.set(what.map(drop).or_else(|what| if asked { Ok(()) } else { Err(what.to_string()) }));
+            let _ =
+                self.parts.end.set(what.map(drop).or_else(|what| if asked { Ok(()) } else { Err(what.to_string()) }));
         }
     }
 

@@ -334,7 +334,8 @@ impl ServeWorker {
             Ok(id) => {
                 self.served_one = true;
                 tracing::debug!(serve = self.parts.name, %peer, "connection");
-                let connection = Connection { id, socket, peer, receiving: false, sending: false, sent: 0, closing: false };
+                let connection =
+                    Connection { id, socket, peer, receiving: false, sending: false, sent: 0, closing: false };
                 let at = match self.free.pop() {
                     Some(at) => at as usize,
                     None => {
