@@ -253,6 +253,13 @@ impl ServeWorker {
         Ok(())
     }
 
+    /// Whether somebody is sent new records by this worker. A producer that sends its own datagrams must not have to wake
+    /// it with each of them: that costs a push as much as the datagram does.
+    fn waits_for_records(&self) -> bool {
+        let streams = || self.sender.sessions().any(|session| session.delivery == Some(Delivery::Stream));
+        self.state.connections > 0 && (self.inline.is_none() || streams())
+    }
+
     /// Opens the ring, or what has taken its place; looks whether its producer lives.
     fn look_at_file(&mut self, turn: &mut Turn<'_>) {
         let producer = self.look_at_producer(turn.now);
@@ -631,8 +638,7 @@ impl Worker for ServeWorker {
 
     /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
     fn before_sleep(&mut self, turn: &mut Turn<'_>) {
-        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
-        if !self.futex_known || self.announced || self.state.connections == 0 {
+        if !self.futex_known || self.announced || !self.waits_for_records() {
             return;
         }
         let Some(ring) = self.sender.ring() else { return };
@@ -652,7 +658,7 @@ impl Worker for ServeWorker {
 
     fn deadline(&self) -> Option<i64> {
         // Where nothing else wakes the core for a record it looks by time.
-        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let woken = !self.waits_for_records() || (self.announced && self.futex_armed);
         let by_time = if woken { self.file_look_at } else { self.look_at };
         let inline = self.inline.is_some() && self.sender.has_datagram_work();
         let inline = if inline { self.inline_look_at } else { i64::MAX };
