@@ -1,7 +1,7 @@
 //! The rules of the ring job's sections.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::Path;
 use std::time::Duration;
 
@@ -187,15 +187,43 @@ fn check_shared(config: &Config, findings: &mut Findings) {
             );
         }
     }
-    let mut binds: BTreeMap<SocketAddr, &str> = BTreeMap::new();
+    for mirror in &config.ring.mirrors {
+        if let Some(feed) = config.feeds.iter().find(|feed| feed.publish.as_ref() == Some(&mirror.ring)) {
+            findings.add(
+                format!("ring.mirror \"{}\": ring", mirror.name),
+                format!(
+                    "is published by feed \"{}\": a ring has one writer; give the mirror a file of its own",
+                    feed.name
+                ),
+            );
+        }
+    }
+    let mut groups: BTreeMap<SocketAddrV4, &str> = BTreeMap::new();
+    let mut binds: Vec<(SocketAddr, &str)> = Vec::new();
     let mut ports: BTreeMap<u16, &str> = BTreeMap::new();
     for serve in &config.ring.serves {
         let key = |field: &str| format!("ring.serve \"{}\": {field}", serve.name);
-        if serve.bind.port() != 0
-            && let Some(other) = binds.insert(serve.bind, &serve.name)
+        if let Some(group) = serve.multicast
+            && let Some(other) = groups.insert(group, &serve.name)
         {
-            findings.add(key("bind"), format!("{} is serve \"{other}\"'s already: take another port", serve.bind));
+            findings.add(
+                key("multicast"),
+                format!(
+                    "{group} is serve \"{other}\"'s already: mirrors would get both rings; take another group or port"
+                ),
+            );
         }
+        let taken = |&&(bind, _): &&(SocketAddr, &str)| {
+            let any = bind.ip().is_unspecified() || serve.bind.ip().is_unspecified();
+            bind.port() == serve.bind.port() && (any || bind.ip() == serve.bind.ip())
+        };
+        if serve.bind.port() != 0
+            && let Some((bind, other)) = binds.iter().find(taken)
+        {
+            findings
+                .add(key("bind"), format!("{} is serve \"{other}\"'s already ({bind}): take another port", serve.bind));
+        }
+        binds.push((serve.bind, &serve.name));
         if let Some(port) = serve.udp
             && let Some(other) = ports.insert(port, &serve.name)
         {
@@ -278,6 +306,8 @@ mod tests {
             ("udp = 7403", "interface = \"239.255.0.1\"", "ring.serve \"ticks\": interface"),
             ("0.0.0.0:7400", "[2001:db8::1]:7400", "ring.serve \"ticks\": bind"),
             ("0.0.0.0:7410", "0.0.0.0:7400", "ring.serve \"bars\": bind"),
+            ("0.0.0.0:7410", "10.0.0.1:7400", "ring.serve \"bars\": bind"),
+            ("0.0.0.0:7410\"", "0.0.0.0:7410\"\nmulticast = \"239.255.0.1:7401\"", "ring.serve \"bars\": multicast"),
             ("0.0.0.0:7410\"", "0.0.0.0:7410\"\nudp = 7403", "ring.serve \"bars\": udp"),
             ("core = \"other\"", "core = \"no\"", "ring.mirror \"news\": core"),
             ("10.0.0.5:7400", "10.0.0.5", "ring.mirror \"book\": source"),
