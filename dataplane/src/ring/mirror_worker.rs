@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::mirror::receiver::{
-    DATAGRAMS_PER_STEP, DEAD_NS, MirrorHost, MirrorSettings, OpenFailed, OpenMode, Receiver, ResumePoint, StreamStep,
-    Transport,
+    DATAGRAMS_PER_STEP, DEAD_NS, MirrorHost, MirrorSettings, MirrorStatus, OpenFailed, OpenMode, Receiver, ResumePoint,
+    StreamStep, Transport,
 };
 use super::mirror::{CloseReason, StreamPoll};
 use super::raw::{RawSettings, RawWriter};
@@ -40,6 +40,10 @@ const STEADY_NS: i64 = NANOS_PER_SECOND;
 /// Connections that are made at once one after the other: a ring that was replaced is one, that it holds another history
 /// the next. A source that never gets beyond these is waited for.
 const HURRIES_MAX: u8 = 2;
+
+/// A source that is heard for so long while none of its datagrams comes has its datagrams' path blocked: it is said, and
+/// the group joined anew each time (an interface that was made again has forgotten).
+const DATAGRAMS_LATE_NS: i64 = 5 * NANOS_PER_SECOND;
 
 const CONNECT: u64 = 1 << 40;
 const RECEIVE: u64 = 2 << 40;
@@ -163,6 +167,9 @@ pub(super) struct MirrorWorker {
     live_since: Option<i64>,
     was_silent: bool,
     was_gone: bool,
+    /// Since when datagrams are waited for; when that was last told.
+    datagrams_late_ns: Option<i64>,
+    late_told: bool,
     own_addresses_taken: bool,
     connect_failures: u64,
     look_at: i64,
@@ -202,6 +209,8 @@ impl MirrorWorker {
             live_since: None,
             was_silent: false,
             was_gone: false,
+            datagrams_late_ns: None,
+            late_told: false,
             own_addresses_taken: false,
             connect_failures: 0,
             look_at: i64::MIN,
@@ -570,7 +579,34 @@ impl MirrorWorker {
                 false => tracing::info!(mirror = self.parts.name, "the source's producer is there again"),
             }
         }
+        self.look_for_datagrams(&status, now);
         self.show(now);
+    }
+
+    /// Datagrams that do not come make a mirror slow, not wrong: everything then comes as repair.
+    fn look_for_datagrams(&mut self, status: &MirrorStatus, now: i64) {
+        let waits = status.live && matches!(status.transport, Some(Transport::Multicast(_) | Transport::Unicast(_)));
+        if !waits || status.silent {
+            self.datagrams_late_ns = None;
+            return;
+        }
+        let since = *self.datagrams_late_ns.get_or_insert(now);
+        if status.datagram_ns.is_some_and(|came| came > since) {
+            (self.datagrams_late_ns, self.late_told) = (status.datagram_ns, false);
+        } else if now - since > DATAGRAMS_LATE_NS {
+            self.datagrams_late_ns = Some(now);
+            if !std::mem::replace(&mut self.late_told, true) {
+                tracing::warn!(
+                    mirror = self.parts.name,
+                    foreign = self.receiver.counters().foreign,
+                    "no datagram comes from a source that is heard by TCP: all comes as repair; a firewall, another interface (--iface) or address (--datagrams-from)?"
+                );
+            }
+            // Asked for again with the next frame of the stream, at the latest the next heartbeat.
+            if matches!(status.transport, Some(Transport::Multicast(_))) {
+                self.close_datagrams();
+            }
+        }
     }
 
     fn show(&mut self, now: i64) {

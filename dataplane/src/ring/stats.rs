@@ -86,13 +86,15 @@ counter_set! {
         unauthenticated as Unauthenticated: "sluice_ring_serve_unauthenticated_connections", "Sessions ended for lack of the key";
         stream_records as StreamRecords: "sluice_ring_serve_stream_records", "Records sent on TCP streams, repair not included";
         stream_bytes as StreamBytes: "sluice_ring_serve_stream_bytes", "Bytes for TCP streams";
+        datagram_heartbeats as DatagramHeartbeats: "sluice_ring_serve_datagram_heartbeats", "Heartbeats in datagrams, each once";
         datagram_records as DatagramRecords: "sluice_ring_serve_datagram_records", "Records sent in datagrams, each once";
         datagrams as Datagrams: "sluice_ring_serve_datagrams", "Datagrams sent, copies and destinations included";
         datagrams_failed as DatagramsFailed: "sluice_ring_serve_failed_datagrams", "Datagrams that the socket lost";
         oversized_records as OversizedRecords: "sluice_ring_serve_oversized_records", "Records too long for a datagram, left to TCP";
-        heartbeats as Heartbeats: "sluice_ring_serve_heartbeats", "Heartbeats";
+        heartbeats as Heartbeats: "sluice_ring_serve_heartbeats", "Heartbeats on TCP streams";
         naks as Naks: "sluice_ring_serve_naks", "Repair requests";
         repaired_records as RepairedRecords: "sluice_ring_serve_repaired_records", "Records sent as repair";
+        naks_dropped as NaksDropped: "sluice_ring_serve_dropped_naks", "Repair requests for nothing that is published, or too many at once";
         naks_delayed as NaksDelayed: "sluice_ring_serve_delayed_naks", "Times that repair waited for its rate";
         gaps as Gaps: "sluice_ring_serve_gaps", "Ranges that the ring no longer held";
         punches as Punches: "sluice_ring_serve_punches", "PUNCH datagrams taken";
@@ -121,6 +123,8 @@ pub struct MirrorState {
     pub lag: u64,
     /// Since the source was last heard, ns; 2^64 − 1: never.
     pub heartbeat_age_ns: u64,
+    /// Since the last datagram came, ns; 2^64 − 1: none has.
+    pub datagram_age_ns: u64,
     /// The source is silent.
     pub silent: bool,
     /// The source says that its ring's producer is dead or stalls.
@@ -154,6 +158,7 @@ impl MirrorState {
             first: status.first,
             source_head: status.source_head,
             lag: status.source_head.saturating_add(1).saturating_sub(status.next.max(1)),
+            datagram_age_ns: status.datagram_ns.map_or(u64::MAX, |came| now.saturating_sub(came).max(0) as u64),
             heartbeat_age_ns: status.heard_ns.map_or(u64::MAX, |heard| now.saturating_sub(heard).max(0) as u64),
             silent: status.silent,
             producer_gone: status.producer_gone,
@@ -178,6 +183,7 @@ counter_set! {
         source_head as SourceHead: "sluice_ring_mirror_source_head_sequence", "Highest sequence that the source is known to have sent";
         lag as Lag: "sluice_ring_mirror_lag_records", "Records that the mirror is behind";
         heartbeat_age_ns as HeartbeatAge: "", "Since the source was last heard";
+        datagram_age_ns as DatagramAge: "", "Since the last datagram came";
         silent as Silent: "sluice_ring_mirror_source_silent", "Whether the source is silent";
         producer_gone as ProducerGone: "sluice_ring_mirror_source_producer_gone", "Whether the source says that its ring's producer is dead or stalls";
         incarnation as Incarnation: "", "The source's life";
@@ -202,7 +208,8 @@ counter_set! {
         duplicate_records as DuplicateRecords: "sluice_ring_mirror_duplicate_records", "Records that came again";
         repaired_records as RepairedRecords: "sluice_ring_mirror_repaired_records", "Records written from repair";
         held as Held: "sluice_ring_mirror_early_datagrams", "Datagrams that came early and were held back";
-        held_dropped as HeldDropped: "sluice_ring_mirror_dropped_early_datagrams", "Datagrams that came early and were not held";
+        held_refused as HeldRefused: "sluice_ring_mirror_refused_early_datagrams", "Datagrams that came early and were not held: no room, or too far ahead";
+        held_dropped as HeldDropped: "sluice_ring_mirror_dropped_early_datagrams", "Datagrams that were held back and given up";
         held_conflicts as HeldConflicts: "sluice_ring_mirror_conflicting_datagrams", "Datagrams that contradicted a held one";
         naks as Naks: "sluice_ring_mirror_naks", "Repair requests";
         naks_repeated as NaksRepeated: "sluice_ring_mirror_repeated_naks", "Of these, repeats";
@@ -342,6 +349,7 @@ impl MirrorView {
     pub fn status(&self) -> Value {
         let get = |counter| self.state.get(counter);
         let age = get(MirrorCounter::HeartbeatAge);
+        let datagram_age = get(MirrorCounter::DatagramAge);
         let mut status = json!({
             "name": self.name, "source": self.source, "ring": self.ring, "core": self.core,
             "connected": get(MirrorCounter::Connected) == 1,
@@ -351,6 +359,7 @@ impl MirrorView {
             "first": get(MirrorCounter::First),
             "source_head": get(MirrorCounter::SourceHead),
             "lag": get(MirrorCounter::Lag),
+            "datagram_age_seconds": (datagram_age != u64::MAX).then_some(datagram_age as f64 / 1e9),
             "heartbeat_age_seconds": (age != u64::MAX).then_some(age as f64 / 1e9),
             "silent": get(MirrorCounter::Silent) == 1,
             "producer_gone": get(MirrorCounter::ProducerGone) == 1,
@@ -396,6 +405,11 @@ impl Source for RingStatus {
             if age != u64::MAX {
                 let help = "Since the source was last heard";
                 out.push(sample("sluice_ring_mirror_heartbeat_age_seconds", help, false, label, age as f64 / 1e9));
+            }
+            let age = view.state.get(MirrorCounter::DatagramAge);
+            if age != u64::MAX {
+                let help = "Since the last datagram of the source came";
+                out.push(sample("sluice_ring_mirror_datagram_age_seconds", help, false, label, age as f64 / 1e9));
             }
             for (counter, name, help, _) in ReceiverCounter::ALL {
                 out.push(sample(name, help, true, label, view.machine.get(*counter) as f64));
