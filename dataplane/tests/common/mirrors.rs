@@ -133,8 +133,9 @@ impl Sluice {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         assert_eq!(self.wait().code(), Some(0));
         let log = self.log();
-        let told = log.lines().rev().find(|line| line.starts_with('{')).expect("JSON");
-        serde_json::from_str(told).expect("JSON")
+        // Lines of the log are JSON as well.
+        let told = log.lines().filter_map(|line| serde_json::from_str(line).ok());
+        told.into_iter().find(|told: &serde_json::Value| told["fields"].is_null()).expect("the status")
     }
 
     /// Waits for its end.
@@ -275,6 +276,13 @@ pub enum Way {
 
 impl Way {
     pub const ALL: [Way; 3] = [Way::Tcp, Way::Unicast, Way::Multicast];
+
+    /// That a mirror got so many records in this way, not as repair: the connection beside datagrams would bring them all.
+    pub fn assert_delivered(self, told: &serde_json::Value, records: u64) {
+        let get = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key} in {told}"));
+        assert_eq!(get("datagrams") > 0, self != Way::Tcp, "{self:?}: {told}");
+        assert!(get("records") - get("repaired_records") >= records, "{self:?}: {told}");
+    }
 
     /// What the log of a mirror says of it.
     pub fn told(self) -> &'static str {

@@ -20,7 +20,7 @@ fn every_transport_copies_the_ring() {
         source.push(500, 0);
         let bind = tcp_address();
         let served = serve(&ring, &bind, &way.serve());
-        let mirrored = mirror(&bind, &copy, "oldest", way.mirror());
+        let mirrored = mirror(&bind, &copy, "oldest", &[way.mirror(), &["--json"]].concat());
         let mut reader = Checker::attach(&copy, 1);
         reader.whole_until(500);
         assert_eq!(reader.first, Some(1), "{way:?}");
@@ -28,7 +28,7 @@ fn every_transport_copies_the_ring() {
         reader.whole_until(10_500);
         source.push(1, 0);
         reader.whole_until(10_501);
-        assert_eq!(mirrored.terminate(), Some(0), "{way:?}");
+        way.assert_delivered(&mirrored.terminate_json(), 1_000);
         assert_eq!(served.terminate(), Some(0), "{way:?}");
     }
 }
@@ -42,9 +42,14 @@ fn two_copies_of_each_datagram_are_one_record() {
         let mut more = way.serve();
         more.extend(["--dup".into(), "2".into(), "--linger-us".into(), "50".into()]);
         let _served = serve(&ring, &bind, &more);
-        let _mirrored = mirror(&bind, &copy, "oldest", way.mirror());
+        let mirrored = mirror(&bind, &copy, "oldest", &[way.mirror(), &["--json"]].concat());
+        until("it is there", || mirrored.log().contains(way.told()).then_some(()));
         source.push(2_000, 8);
         Checker::attach(&copy, 2).whole_until(2_000);
+        let told = mirrored.terminate_json();
+        way.assert_delivered(&told, 500);
+        let again = told["duplicate_records"].as_u64().max(told["replayed"].as_u64());
+        assert!(again > Some(20), "the second copies came: {told}");
     }
 }
 
@@ -56,12 +61,17 @@ fn a_hub_passes_on_what_it_mirrors() {
         let mut source = Source::create(&ring, CAPACITY, 3);
         let (bind, site) = (tcp_address(), tcp_address());
         let _serve = serve(&ring, &bind, &first.serve());
-        let _hub = mirror(&bind, &hub, "oldest", first.mirror());
+        let hub_mirror = mirror(&bind, &hub, "oldest", &[first.mirror(), &["--json"]].concat());
         let _site = serve(&hub, &site, &second.serve());
-        let _leaf = mirror(&site, &leaf, "oldest", second.mirror());
+        let leaf_mirror = mirror(&site, &leaf, "oldest", &[second.mirror(), &["--json"]].concat());
+        until("both are there", || {
+            (hub_mirror.log().contains(first.told()) && leaf_mirror.log().contains(second.told())).then_some(())
+        });
         source.push(3_000, 16);
         let mut reader = Checker::attach(&leaf, 3);
         reader.whole_until(3_000);
+        second.assert_delivered(&leaf_mirror.terminate_json(), 500);
+        first.assert_delivered(&hub_mirror.terminate_json(), 500);
         assert_eq!(reader.first, Some(1), "{first:?} {second:?}");
     }
 }
@@ -765,6 +775,51 @@ fn server_step_bound() {
                 udp.send_to(&punch, ("127.0.0.1", settings.udp.expect("set"))).expect("sends");
                 (*told, punched) = (1, punched + 1);
             }
+        }
+    }
+}
+
+const SOURCE: &str = "SLUICE_TEST_SOURCE";
+
+/// Not a test by itself: the producer that the next one kills.
+#[test]
+fn plays_the_source() {
+    let Ok(words) = std::env::var(SOURCE) else { return };
+    let (path, history) = words.split_once(' ').expect("a path and a number");
+    let mut source = Source::create(Path::new(path), CAPACITY, history.parse().expect("a number"));
+    loop {
+        source.push(16, 16);
+    }
+}
+
+/// kill -9 of the producer's process while it publishes; the next one is another history.
+#[test]
+fn a_producer_killed_as_it_publishes_is_followed() {
+    struct Killed(std::process::Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    for way in Way::ALL {
+        let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
+        let bind = tcp_address();
+        let _served = serve(&ring, &bind, &way.serve());
+        let _mirrored = mirror(&bind, &copy, "oldest", way.mirror());
+        for history in 1..6 {
+            let mut command = std::process::Command::new(std::env::current_exe().expect("a test binary"));
+            command.args(["--exact", "ring_mirror::plays_the_source", "--nocapture"]);
+            command.env(SOURCE, format!("{} {history}", ring.text())).stdout(std::process::Stdio::null());
+            let producer = Killed(command.spawn().expect("the test binary runs"));
+            let mut reader = Checker::attach_new(&copy, history);
+            reader.until(500);
+            // Not at rest: it publishes in this moment.
+            drop(producer);
+            let dead = || (reader.ring.producer() != Producer::Alive).then_some(());
+            until("the reader is told", dead);
+            reader.take();
+            assert_eq!(reader.holes, [], "{way:?}: history {history} is whole up to its end");
         }
     }
 }

@@ -715,20 +715,20 @@ fn fed(receiver: &mut Receiver<Host>, bytes: &[u8]) -> StreamStep {
 
 #[test]
 fn a_ring_above_the_limit_is_refused_before_a_byte_of_it_is_touched() {
-    for (limit, capacity, opens) in
-        [(4 << 30, 1 << 24, true), (4 << 30, 1 << 27, false), (1 << 20, 1 << 15, false), (4 << 30, 1 << 62, false)]
-    {
+    for (limit, capacity, opens) in [
+        (4 << 30, 1 << 27, false),
+        (4 << 30, 1 << 62, false),
+        (1 << 20, 1 << 15, false),
+        (1 << 20, 1 << 13, true),
+        // The probe's 1 GiB, where a host has said that it has less.
+        (1 << 29, 1 << 24, false),
+    ] {
         let mut receiver = mirroring(MirrorSettings { ring_bytes_max: limit, ..MirrorSettings::default() });
         receiver.connected(SOURCE, 0);
         let geometry = Geometry { capacity, element_size: 64, slots_offset: 128, ..Geometry::default() };
-        let step = if capacity == 1 << 24 {
-            // 1 GiB is within the default limit; the host is asked, and only it decides about memory.
-            StreamStep::Need { bytes: HEADER_BYTES }
-        } else {
-            fed(&mut receiver, &Greeting { geometry, flags: 0, first: 1 }.encode())
-        };
+        let step = fed(&mut receiver, &Greeting { geometry, flags: 0, first: 1 }.encode());
         assert_eq!(matches!(step, StreamStep::Close(_)), !opens, "{capacity}: {step:?}");
-        assert_eq!(receiver.host_mut().opened, 0);
+        assert_eq!(receiver.host_mut().opened, usize::from(opens), "{capacity}");
     }
 }
 
@@ -1092,6 +1092,10 @@ fn a_new_ring_ends_every_session_and_a_token_of_the_old_one_opens_nothing() {
     let ring = source(1024, 4);
     let mut pair = Pair::new(ServeSettings { extension: false, ..unicast_serve() }, MirrorSettings::default(), &ring);
     let session = pair.sent.last().expect("heartbeats").flags;
+    // One more of the peer's mirrors, whose token we see.
+    let id = say_hello(&mut pair.sender, FOREIGN, WANT_NEW, hello_flag::UNICAST, pair.now);
+    let (greeting, _) = stream(&mut pair.sender, id, pair.now);
+    let token = u64::from(announced(&greeting).0);
     let new = MemoryRing::new(geometry(1024, false), 1, 6);
     new.produce(2, 9);
     pair.sender.attach(new.clone(), pair.now);
@@ -1100,14 +1104,27 @@ fn a_new_ring_ends_every_session_and_a_token_of_the_old_one_opens_nothing() {
     pair.sender.poll_datagrams(pair.now + MS, &mut wire, 64);
     assert!(wire.0.is_empty(), "the old session's datagrams have ended");
     assert_eq!(pair.step(), Some(CloseReason::SourceReplaced));
+    assert_ne!(pair.sender.session_byte(), session);
+    let before = pair.sender.counters().punches;
+    for byte in [session, pair.sender.session_byte()] {
+        pair.sender.on_datagram(FOREIGN, &Header::bare(kind::PUNCH, byte, token).encode(), pair.now);
+    }
+    new.produce(2, 1);
+    pair.sender.poll_datagrams(pair.now + 2 * MS, &mut wire, 64);
+    assert_eq!((pair.sender.counters().punches, wire.0.len()), (before, 0), "the token has ended with its ring");
     // And a mirror that comes afterwards gets the new ring in datagrams (the peer's serve gave it nothing).
-    let next = Pair::new(unicast_serve(), MirrorSettings { start: Start::Oldest, ..MirrorSettings::default() }, &new);
-    let mut next = next;
-    assert!(next.sent.iter().all(|header| header.flags != session) || session == next.sent[0].flags);
+    pair.receiver = mirroring(MirrorSettings { start: Start::Oldest, ..MirrorSettings::default() });
+    pair.id = pair.sender.accept(MIRROR, pair.now).unwrap();
+    pair.receiver.connected(SOURCE, pair.now);
+    pair.sent.clear();
+    pair.settle();
     new.produce(2, 5);
-    next.settle();
-    next.assert_true();
-    assert_eq!(next.written(), 15);
+    pair.settle();
+    pair.assert_true();
+    assert_eq!(pair.written(), 16);
+    let counters = pair.receiver.counters();
+    assert!(counters.records - counters.repaired_records >= 5, "{counters:?}");
+    assert!(!pair.sent.is_empty() && pair.sent.iter().all(|header| header.flags != session));
 }
 
 #[test]

@@ -28,7 +28,11 @@ pub(super) struct Running {
 impl Running {
     pub(super) fn start(host: &Host, words: &str) -> Running {
         let arguments: Vec<&str> = words.split_whitespace().collect();
-        let child = host.spawn(sluice(Path::new("/"), &arguments));
+        let mut command = sluice(Path::new("/"), &arguments);
+        if arguments.contains(&"--json") {
+            command.stdout(std::process::Stdio::piped());
+        }
+        let child = host.spawn(command);
         Running { child, words: format!("{}: sluice {words}", host.name) }
     }
 
@@ -43,6 +47,13 @@ impl Running {
         self.signal(Signal::SIGTERM);
         let status = until("the command ends", || self.child.try_wait().expect("a child"));
         assert!(status.success(), "{}: {status}", self.words);
+    }
+
+    /// SIGTERM; the JSON that it printed at its end.
+    #[track_caller]
+    fn told(self) -> serde_json::Value {
+        self.signal(Signal::SIGTERM);
+        self.report()
     }
 
     /// Waits for its own end, which must be a good one; the JSON that it printed.
@@ -115,8 +126,15 @@ pub(super) fn mirror(host: &Host, source: &str, ring: &ShmPath, address: &str, b
     let flags = by.mirror(address);
     Running::start(
         host,
-        &format!("ring mirror {source}:{PORT} {} --from {from} --reconnect-ms 100 {flags}", ring.text()),
+        &format!("ring mirror {source}:{PORT} {} --from {from} --reconnect-ms 100 --json {flags}", ring.text()),
     )
+}
+
+/// That a mirror got records in datagrams, not all as repair by the connection beside them.
+#[track_caller]
+fn assert_by_datagrams(told: &serde_json::Value) {
+    let get = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key} in {told}"));
+    assert!(get("datagrams") > 0 && get("records") - get("repaired_records") > 1_000, "{told}");
 }
 
 #[test]
@@ -131,7 +149,11 @@ fn ring_transports_deliver_every_record_in_order() {
         reader.read_until(&format!("every record by {by:?}"), PATIENCE, |seen| seen.last == 20_000);
         reader.assert_dense();
         assert_eq!((reader.runs.len(), reader.runs[0].first), (1, 1), "{by:?}");
-        mirroring.end();
+        let told = mirroring.told();
+        match by {
+            By::Tcp => assert_eq!(told["datagrams"], 0, "{told}"),
+            By::Unicast | By::Multicast => assert_by_datagrams(&told),
+        }
         serving.end();
         writer.end();
     }
@@ -220,9 +242,8 @@ fn ring_nat_is_opened_from_inside_and_the_stream_comes_through() {
     let mut reader = Reader::open(copy.path(), StartAt::Oldest, PATIENCE);
     reader.read_until("every record through the router", PATIENCE, |seen| seen.last == 20_000);
     reader.assert_dense();
-    let udp = router.run(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap_or_default());
-    assert!(udp.is_empty() || udp.contains("dport=7403"), "the router saw no UDP to the source's port: {udp}");
-    mirroring.end();
+    // There is no other way than through the router: UDP came back along the way that PUNCH made.
+    assert_by_datagrams(&mirroring.told());
     serving.end();
     writer.end();
 }
@@ -250,7 +271,9 @@ fn ring_loss_is_repaired_from_the_source_ring() {
         reader.read_until(&format!("every record by {by:?}"), PATIENCE, |seen| seen.last == 30_000);
         reader.assert_dense();
         assert_eq!(reader.losses(), (0, 0), "{by:?}");
-        mirroring.end();
+        let told = mirroring.told();
+        assert_by_datagrams(&told);
+        assert!(told["naks"].as_u64() > Some(0) && told["repaired_records"].as_u64() > Some(0), "{by:?}: {told}");
         serving.end();
         writer.end();
     }
