@@ -27,6 +27,8 @@ const DATAGRAMS_PER_TURN: usize = 32;
 const RECEIVE_BYTES: usize = 4_096;
 /// Bytes that a send buffer begins with: four frames of the default batch of 56-byte records. It grows to 1 MiB at most.
 const SEND_BYTES: usize = 64 << 10;
+/// Bytes of one send: each that is done shows that the mirror reads, at 13 kB/s or more.
+const PART_BYTES: usize = 64 << 10;
 /// Most bytes of send buffers kept for the next sends; a buffer beyond is freed.
 const SPARE_BYTES_MAX: usize = 64 << 20;
 /// How often counters are shown, limits by time are looked at and (where nothing wakes a sleeping core) the ring.
@@ -93,6 +95,8 @@ struct Connection {
     peer: SocketAddr,
     receiving: bool,
     sending: bool,
+    /// So much was sent of the buffer before the part that is being sent.
+    sent: usize,
     closing: bool,
 }
 
@@ -330,7 +334,8 @@ impl ServeWorker {
             Ok(id) => {
                 self.served_one = true;
                 tracing::debug!(serve = self.parts.name, %peer, "connection");
-                let connection = Connection { id, socket, peer, receiving: false, sending: false, closing: false };
+                let connection =
+                    Connection { id, socket, peer, receiving: false, sending: false, sent: 0, closing: false };
                 let at = match self.free.pop() {
                     Some(at) => at as usize,
                     None => {
@@ -377,14 +382,31 @@ impl ServeWorker {
         let bytes = turn.ring.take_bytes();
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
         connection.sending = false;
-        let whole = bytes.as_ref().is_some_and(|bytes| usize::try_from(result) == Ok(bytes.len()));
-        if let Some(bytes) = bytes {
-            self.keep_spare(bytes);
+        let Some(bytes) = bytes else { return self.forget_if_idle(at) };
+        let part = PART_BYTES.min(bytes.len() - connection.sent);
+        let whole = usize::try_from(result) == Ok(part);
+        let sent = connection.sent + part;
+        if whole && sent < bytes.len() && !connection.closing {
+            self.sender.on_sent(connection.id, turn.now);
+            return self.send_part(turn, at, bytes, sent);
         }
+        self.keep_spare(bytes);
         if !whole {
             self.close(at, None);
         }
         self.forget_if_idle(at);
+    }
+
+    /// Sends the part that begins at `from` of what a session has to say.
+    fn send_part(&mut self, turn: &mut Turn<'_>, at: usize, bytes: Vec<u8>, from: usize) {
+        let Some(connection) = self.connections[at].as_mut() else { return };
+        connection.sent = from;
+        let part = from..bytes.len().min(from + PART_BYTES);
+        let tag = turn.user_data(SEND | at as u64);
+        connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, part, tag).is_ok();
+        if !connection.sending {
+            self.close(at, None);
+        }
     }
 
     fn keep_spare(&mut self, mut bytes: Vec<u8>) {
@@ -446,13 +468,8 @@ impl ServeWorker {
                 StreamPoll::Data => {
                     let next = self.take_spare();
                     let bytes = std::mem::replace(&mut self.outgoing, next);
-                    let Some(connection) = self.connections[at].as_mut() else { continue };
-                    let tag = turn.user_data(SEND | at as u64);
-                    connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, 0, tag).is_ok();
+                    self.send_part(turn, at, bytes, 0);
                     sends += 1;
-                    if !connection.sending {
-                        self.close(at, None);
-                    }
                 }
             }
         }
