@@ -298,8 +298,23 @@ impl Found {
                     if let Some(beside) = round.get(&(load.0, over.name(), other)) {
                         let place = (load.0, transport.name(), contender, measure);
                         self.samples.entry(place).or_default().push(value / beside);
+                        if measure == "p50_of_direct" {
+                            let place = (load.0, transport.name(), contender, "p50_less_two_direct");
+                            self.samples.entry(place).or_default().push(value - 2.0 * beside);
+                        }
                     }
                 }
+            }
+        }
+    }
+
+    /// Sets single records at 100,000 a second beside those at 20,000.
+    fn compare_even(&mut self, part: &Part, round: &BTreeMap<(usize, &'static str, &'static str), f64>) {
+        let place = |name| part.loads().iter().position(|load| load.name == name);
+        let (Some(slow), Some(fast)) = (place("even-20k"), place("even-100k")) else { return };
+        for (key, value) in round.iter().filter(|(key, _)| key.0 == fast) {
+            if let Some(beside) = round.get(&(slow, key.1, key.2)) {
+                self.samples.entry((fast, key.1, key.2, "p50_of_20k")).or_default().push(value / beside);
             }
         }
     }
@@ -322,7 +337,7 @@ impl Found {
                 let least = of("delivered").iter().copied().fold(f64::INFINITY, f64::min);
                 let sum = |measure| of(measure).iter().sum::<f64>();
                 print!(" {least:>9.4}% {:>8} {:>8}", sum("disorder"), sum("repairs"));
-                for measure in ["p50_of_floor", "p50_of_udp", "p50_of_direct"] {
+                for measure in ["p50_of_floor", "p50_of_udp", "p50_of_direct", "p50_of_20k"] {
                     if !of(measure).is_empty() {
                         print!("  {} {}", range(of(measure), 2), &measure[4..]);
                     }
@@ -376,6 +391,7 @@ fn run_part(part: &'static Part) -> bool {
             }
         }
         found.compare(&medians);
+        found.compare_even(part, &medians);
     }
     println!("ring-{}: {rounds} round(s) in {:.0?}", part.name, started.elapsed());
     found.print(part);

@@ -86,6 +86,62 @@ const ROWS: &[Row] = &[
     Row("live/1_side/400k/reached", "  the rate that the player reached", "frames/s", Target::None),
 ];
 
+/// The same for rings: a figure for each placement, size, load and transport.
+fn ring_rows() -> Vec<(String, String, &'static str, Target)> {
+    let mut rows = Vec::new();
+    let mut row = |name: String, what: String, unit, target| rows.push((name, what, unit, target));
+    for placement in ["near", "far"] {
+        for bytes in [56, 64] {
+            let at = format!("ring/{placement}/{bytes}/sluice");
+            let what = |text: &str| format!("hand-off, {bytes} B, {placement}: {text}");
+            row(format!("{at}/rtt_of_floor"), what("round trip of the floor's"), "x", AtMost(1.05));
+            row(format!("{at}/paced_of_floor"), what("one way, paced, of the floor's"), "x", AtMost(1.2));
+            row(format!("{at}/single_of_ringfire"), what("single records of ringfire's"), "x", AtLeast(1.0));
+            row(format!("{at}/batch_of_ringfire"), what("batches of ringfire's"), "x", AtLeast(1.2));
+            row(format!("{at}/rtt_p50"), "  round trip / 2".into(), "ns", Target::None);
+            row(format!("{at}/paced_p50"), "  one way, paced".into(), "ns", Target::None);
+            row(format!("{at}/single"), "  single records".into(), "M/s", Target::None);
+        }
+    }
+    for load in ["1k", "10k", "50k", "100k", "500k", "1m"] {
+        let slow = ["1k", "10k"].contains(&load);
+        let of = |kind: &str, measure: &str| format!("ring-mirror/{load}/udp/{kind}/{measure}");
+        let what = |text: &str| format!("mirror over UDP, {load}/s: {text}");
+        row(of("sluice-inline", "p50"), what("inline p50"), "us", AtMost(if slow { 4.5 } else { 10.0 }));
+        row(of("sluice-inline", "p99"), what("inline p99"), "us", AtMost(if slow { 8.0 } else { 14.0 }));
+        match slow {
+            true => row(of("sluice", "p50_of_floor"), what("separate p50 of the floor's"), "x", AtMost(1.1)),
+            false => row(of("sluice", "p50"), what("separate p50"), "us", AtMost(12.0)),
+        }
+        row(of("sluice", "p99"), what("separate p99"), "us", AtMost(if slow { 14.0 } else { 16.0 }));
+        row(of("floor-separate", "p50"), "  the floor's p50".into(), "us", Target::None);
+        row(of("ringfire-linger0", "p50"), "  ringfire's p50, pacing off".into(), "us", Target::None);
+        let tcp = format!("ring-mirror/{load}/tcp/sluice/p50_of_udp");
+        row(tcp, format!("mirror over TCP, {load}/s: p50 of UDP's"), "x", AtMost(1.3));
+        let parked = format!("ring-parked/{load}/udp/sluice-parked/p50_of_floor");
+        row(parked, format!("four sleeping processes, {load}/s: p50 of the floor's"), "x", AtMost(1.4));
+        let hub = format!("ring-hub/{load}/udp/sluice-hub/p50_less_two_direct");
+        row(hub, format!("leaf behind a hub, {load}/s: p50 less twice the direct"), "us", AtMost(5.0));
+    }
+    for kind in ["sluice", "sluice-inline"] {
+        let name = format!("ring-even-rates/even-100k/udp/{kind}/p50_of_20k");
+        row(name, format!("{kind}, single records at 100,000/s of 20,000/s"), "x", AtMost(2.0));
+    }
+    for transport in ["tcp", "udp", "multicast"] {
+        for load in ["1k", "10k", "50k", "100k", "200k", "500k", "1m"] {
+            let name = format!("ring-ladder/{load}/{transport}/sluice/delivered");
+            row(name, format!("ladder, {transport}, {load}/s for 5 s: delivered"), "%", AtLeast(100.0));
+        }
+    }
+    rows
+}
+
+/// All rows.
+fn rows() -> Vec<(String, String, &'static str, Target)> {
+    let fixed = ROWS.iter().map(|Row(name, what, unit, target)| (name.to_string(), what.to_string(), *unit, *target));
+    fixed.chain(ring_rows()).collect()
+}
+
 /// Samples by name; a name's unit is the table's.
 type Samples = BTreeMap<String, Vec<f64>>;
 
@@ -277,8 +333,8 @@ impl Run {
     fn table(&self) -> String {
         let mut text =
             format!("{:<58} {:>10} {:>12}  {:<22} {}\n", "figure", "target", "median", "10 % … 90 %", "unit");
-        for Row(name, what, unit, target) in ROWS {
-            let Some(found) = self.samples.get(*name).and_then(|samples| Spread::of(samples)) else { continue };
+        for (name, what, unit, target) in rows() {
+            let Some(found) = self.samples.get(&name).and_then(|samples| Spread::of(samples)) else { continue };
             let spread = format!("{} … {}", number(found.low), number(found.high));
             let verdict = if target.is_met(found.median) { "" } else { "  MISSED" };
             text += &format!(
@@ -302,9 +358,10 @@ impl Run {
     }
 
     fn record(&self, load: f64, steal_percent: f64) -> Value {
+        let rows = rows();
         let figures = self.samples.iter().filter_map(|(name, samples)| {
             let found = Spread::of(samples)?;
-            let row = ROWS.iter().find(|row| row.0 == name);
+            let row = rows.iter().find(|row| row.0 == *name);
             Some(json!({
                 "name": name, "what": row.map(|row| row.1.trim()), "unit": row.map(|row| row.2),
                 "target": row.map(|row| row.3.shown()), "met": row.map(|row| row.3.is_met(found.median)),
