@@ -106,8 +106,7 @@ mod model {
     /// the futex word changed (the wake comes after the change, so a sleeper already in the kernel is woken).
     fn no_sleep_through(publish: fn(&Ring) -> bool) {
         loom::model(move || {
-            let ring =
-                Arc::new(Ring { head: AtomicU64::new(0), futex: AtomicU32::new(0), waiting: AtomicU32::new(0) });
+            let ring = Arc::new(Ring { head: AtomicU64::new(0), futex: AtomicU32::new(0), waiting: AtomicU32::new(0) });
             let producer = loom::thread::spawn({
                 let ring = ring.clone();
                 move || {

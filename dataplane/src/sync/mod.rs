@@ -7,10 +7,10 @@
 
 #[cfg(feature = "runtime")]
 pub mod counters;
-#[cfg(feature = "runtime")]
-pub mod metrics;
 #[cfg(feature = "ring")]
 pub mod gate;
+#[cfg(feature = "runtime")]
+pub mod metrics;
 #[cfg(feature = "runtime")]
 pub mod parked;
 #[cfg(feature = "ring")]

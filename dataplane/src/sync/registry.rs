@@ -165,7 +165,12 @@ mod model {
     impl Memory {
         fn new(pid: u32, active: u32, cursor: u64) -> Arc<Memory> {
             let words = std::array::from_fn(|index| AtomicU64::new(if index == 0 { cursor } else { 0 }));
-            Arc::new(Memory { pid: AtomicU32::new(pid), active: AtomicU32::new(active), words, slot: AtomicU64::new(1) })
+            Arc::new(Memory {
+                pid: AtomicU32::new(pid),
+                active: AtomicU32::new(active),
+                words,
+                slot: AtomicU64::new(1),
+            })
         }
 
         fn entry(&self) -> Entry<'_, AtomicU64, AtomicU32> {

@@ -117,12 +117,7 @@ fn name(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_
     })
 }
 
-pub(super) fn set_option<T>(
-    fd: BorrowedFd<'_>,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &T,
-) -> io::Result<()> {
+pub(super) fn set_option<T>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: `value` is readable for its size; T is a plain structure of libc or an integer.
     let result = unsafe {
         let bytes = size_of::<T>() as libc::socklen_t;

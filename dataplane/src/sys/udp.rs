@@ -91,8 +91,11 @@ impl UdpSocket {
         if interface.is_unspecified() {
             return Ok(());
         }
-        let request =
-            libc::ip_mreqn { imr_multiaddr: in_addr(Ipv4Addr::UNSPECIFIED), imr_address: in_addr(interface), imr_ifindex: 0 };
+        let request = libc::ip_mreqn {
+            imr_multiaddr: in_addr(Ipv4Addr::UNSPECIFIED),
+            imr_address: in_addr(interface),
+            imr_ifindex: 0,
+        };
         set_option(self.as_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
     }
 

@@ -14,9 +14,9 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use super::file::{AlignedBuffer, Arena};
 
 mod held;
-mod sockets;
 #[cfg(test)]
 mod socket_tests;
+mod sockets;
 
 use held::Held;
 

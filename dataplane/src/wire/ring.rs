@@ -308,8 +308,7 @@ impl Geometry {
             let part = if registry_bytes > 0 { "reader registry before the slots" } else { "slots" };
             return Err(LayoutError::Misplaced { part, offset: u64::from(self.slots_offset) });
         }
-        let too_large =
-            LayoutError::TooLarge { capacity: self.capacity, element_bytes: u64::from(self.element_size) };
+        let too_large = LayoutError::TooLarge { capacity: self.capacity, element_bytes: u64::from(self.element_size) };
         let Some(slots_end) = self.slots_end() else { return Err(too_large) };
         if self.has_arena() {
             if !self.arena_size.is_power_of_two() || self.arena_size < BLOB_ALIGN {
@@ -628,7 +627,8 @@ mod tests {
         let fixed = Geometry::of(&SHAPE).expect("sound");
         assert_eq!((fixed.element_size, fixed.slots_offset, fixed.flags), (64, 128, 0x11));
         assert_eq!(fixed.file_bytes(), Some(128 + 1024 * 64));
-        let lossless = Geometry::of(&Shape { lossless: true, readers_max: 33, record_bytes: 61, ..SHAPE }).expect("sound");
+        let lossless =
+            Geometry::of(&Shape { lossless: true, readers_max: 33, record_bytes: 61, ..SHAPE }).expect("sound");
         assert_eq!((lossless.element_size, lossless.slots_offset, lossless.flags), (72, 128 + 33 * 64, 0x212));
         let blob = Shape { arena_bytes: Some(4096), readers_max: 1, record_bytes: 3, capacity: 2, ..SHAPE };
         let blob = Geometry::of(&blob).expect("sound");
@@ -663,10 +663,7 @@ mod tests {
         assert_eq!(&bytes[..8], b"ERIFGNIR");
         let file = geometry.file_bytes().expect("small");
         assert_eq!(Header::parse(&bytes, file), Ok(header));
-        assert_eq!(
-            Header::parse(&bytes, file - 1),
-            Err(LayoutError::Truncated { needed: file, file: file - 1 })
-        );
+        assert_eq!(Header::parse(&bytes, file - 1), Err(LayoutError::Truncated { needed: file, file: file - 1 }));
         assert_eq!(Header::parse(&bytes[..127], file), Err(LayoutError::Short(127)));
         assert_eq!(Header::parse(&header.encode(), file), Err(LayoutError::Magic(0)));
     }
