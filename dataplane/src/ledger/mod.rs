@@ -2,3 +2,14 @@
 //!
 //! May use: what lies below the jobs (`wire`, `sys`, …); the protocol's machines are pure. Never does: use another job, or let
 //! a subscriber, a disk or an encoder hold a source back.
+
+pub mod assemble;
+pub mod chunker;
+pub mod compress;
+pub mod message;
+pub mod order;
+pub mod pacing;
+pub mod query;
+pub mod rpc;
+pub mod synthetic;
+pub mod url;

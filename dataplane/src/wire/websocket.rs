@@ -166,6 +166,17 @@ impl FrameReader {
         (self.in_parts, self.failed, self.closed) = (false, None, false);
     }
 
+    /// What was read and is no frame yet: the head of an HTTP answer comes before the first one.
+    pub fn unread(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// The first `bytes` of [`FrameReader::unread`] were no frames. Asserts that there are as many.
+    pub fn skip(&mut self, bytes: usize) {
+        assert!(bytes <= self.end - self.start, "more is skipped than was read");
+        self.start += bytes;
+    }
+
     /// Room to read into, never empty: what completes the frame at hand and some more. Take events with
     /// [`FrameReader::next`] until there is none before asking.
     pub fn space(&mut self) -> &mut [u8] {
