@@ -193,6 +193,15 @@ struct Flow {
     packed_bytes: u64,
 }
 
+/// What is told of a verified ledger beside its bytes.
+#[derive(Clone, Copy)]
+struct Verified {
+    emit_start_ns: i64,
+    end: End,
+    packed_bytes: u64,
+    discarded_partials: u32,
+}
+
 /// Puts the ledgers of a range together.
 pub struct Assembler {
     range: Range,
@@ -203,6 +212,7 @@ pub struct Assembler {
     buffer: Vec<u8>,
     filled: usize,
     flow: Option<Flow>,
+    verified: Option<Verified>,
     last: Option<u32>,
     discarded: u32,
 }
@@ -224,6 +234,7 @@ impl Assembler {
             buffer: Vec::new(),
             filled: 0,
             flow: None,
+            verified: None,
             last: None,
             discarded: 0,
         })
@@ -271,11 +282,39 @@ impl Assembler {
     /// # Errors
     /// See [`StreamError`]. The stream is at its end then; nothing was given out that was not verified.
     pub fn take(&mut self, message: &[u8]) -> Result<Option<Ledger<'_>>, StreamError> {
+        Ok(if self.push(message)? { self.verified() } else { None })
+    }
+
+    /// Takes one message; whether that completed a ledger, which [`Assembler::verified`] lends until the next message.
+    ///
+    /// # Errors
+    /// As [`Assembler::take`].
+    pub fn push(&mut self, message: &[u8]) -> Result<bool, StreamError> {
+        self.verified = None;
         match decode(message).map_err(AssemblyError::from)? {
-            Message::Begin(begin) => self.begin(begin).map(|()| None),
-            Message::Chunk(header, payload) => Ok(self.chunk(header, payload).map(|()| None)?),
-            Message::End(end) => Ok(self.end(end).map(Some)?),
+            Message::Begin(begin) => self.begin(begin)?,
+            Message::Chunk(header, payload) => self.chunk(header, payload)?,
+            Message::End(end) => {
+                self.end(end)?;
+                return Ok(true);
+            }
         }
+        Ok(false)
+    }
+
+    /// The ledger that the last message completed.
+    pub fn verified(&self) -> Option<Ledger<'_>> {
+        let facts = self.verified?;
+        Some(Ledger {
+            sequence: facts.end.sequence,
+            bytes: &self.buffer[..self.filled],
+            emit_start_ns: facts.emit_start_ns,
+            emit_end_ns: facts.end.emit_end_ns,
+            xxh64: facts.end.xxh64,
+            chunks: facts.end.chunks,
+            packed_bytes: facts.packed_bytes,
+            discarded_partials: facts.discarded_partials,
+        })
     }
 
     fn begin(&mut self, begin: Begin) -> Result<(), StreamError> {
@@ -345,7 +384,7 @@ impl Assembler {
         Ok(())
     }
 
-    fn end(&mut self, end: End) -> Result<Ledger<'_>, AssemblyError> {
+    fn end(&mut self, end: End) -> Result<(), AssemblyError> {
         let flow = open_flow(&mut self.flow, "END", end.sequence)?;
         let (sequence, received) = (end.sequence, self.filled as u64);
         if end.chunks != flow.chunks {
@@ -358,19 +397,15 @@ impl Assembler {
         if end.xxh64 != found {
             return Err(AssemblyError::Checksum { sequence, stated: end.xxh64, found });
         }
-        let ledger = Ledger {
-            sequence,
-            bytes: &self.buffer[..self.filled],
+        self.verified = Some(Verified {
             emit_start_ns: flow.emit_start_ns,
-            emit_end_ns: end.emit_end_ns,
-            xxh64: found,
-            chunks: flow.chunks,
+            end,
             packed_bytes: flow.packed_bytes,
             discarded_partials: std::mem::take(&mut self.discarded),
-        };
+        });
         self.flow = None;
         self.last = Some(sequence);
-        Ok(ledger)
+        Ok(())
     }
 }
 

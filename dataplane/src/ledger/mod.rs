@@ -5,11 +5,15 @@
 
 pub mod assemble;
 pub mod chunker;
+pub mod client;
 pub mod compress;
+pub mod hub;
 pub mod message;
 pub mod order;
 pub mod pacing;
 pub mod query;
+pub mod retention;
 pub mod rpc;
+pub mod session;
 pub mod synthetic;
 pub mod url;

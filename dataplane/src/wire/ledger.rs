@@ -274,6 +274,8 @@ pub mod close {
     pub const SOURCE_FAILED: &str = "source failed";
     /// Reason of [`RESTART`].
     pub const DRAINING: &str = "server draining";
+    /// Another reason of [`RESTART`]: what was kept was dropped, because the source did not go on with it.
+    pub const RESET: &str = "retention reset";
     /// A client's reason when it has its range.
     pub const RANGE_COMPLETE: &str = "range complete";
     /// A client's reason when nobody wants more of it.
