@@ -17,3 +17,6 @@ pub mod rpc;
 pub mod session;
 pub mod synthetic;
 pub mod url;
+
+#[cfg(test)]
+mod stream_tests;
