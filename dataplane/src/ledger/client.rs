@@ -443,7 +443,7 @@ impl Backoff {
     pub fn next_ns(&mut self, random: u64) -> i64 {
         let whole = (Self::FIRST_NS << self.attempts.min(16)).min(Self::MOST_NS);
         self.attempts = self.attempts.saturating_add(1);
-        whole / 2 + (u128::from(random) * (whole / 2) as u128 >> 64) as i64
+        whole / 2 + ((u128::from(random) * (whole / 2) as u128) >> 64) as i64
     }
 
     /// Something came: the next wait is the first again.

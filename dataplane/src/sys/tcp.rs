@@ -126,6 +126,7 @@ pub(super) fn set_option<T>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+#[cfg(any(test, feature = "mirror"))]
 pub(super) fn get_option(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
