@@ -148,6 +148,17 @@ pub enum Polled<'a> {
     Done,
 }
 
+/// As [`Polled`], without the ledger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advanced {
+    /// A verified ledger: [`Client::ledger`].
+    Ledger,
+    /// More bytes are needed.
+    Wait,
+    /// Nothing more comes, and nothing is missing.
+    Done,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// No connection.
@@ -256,29 +267,46 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]: the connection is at its end; send [`Client::output`] (a close, where one is due) and end it.
     pub fn poll(&mut self) -> Result<Polled<'_>, ClientError> {
-        if self.state == State::Answer {
-            self.answer()?;
-        }
-        if let State::Refused(status, bytes) = self.state
-            && self.reader.unread().len() >= bytes
-        {
-            return Err(self.refused(status));
-        }
+        Ok(match self.advance()? {
+            Advanced::Ledger => Polled::Ledger(self.ledger().expect("a ledger was just completed")),
+            Advanced::Wait => Polled::Wait,
+            Advanced::Done => Polled::Done,
+        })
+    }
+
+    /// As [`Client::poll`], without lending: [`Client::ledger`] does.
+    ///
+    /// # Errors
+    /// As [`Client::poll`].
+    pub fn advance(&mut self) -> Result<Advanced, ClientError> {
+        self.answered()?;
         if self.assembler.is_complete() && self.state == State::Streaming {
             self.close(close::NORMAL, close::RANGE_COMPLETE);
         }
         match self.state {
-            State::Done => return Ok(Polled::Done),
-            State::Idle | State::Answer | State::Refused(..) => return Ok(Polled::Wait),
-            State::Streaming => {}
+            State::Done => Ok(Advanced::Done),
+            State::Idle | State::Answer | State::Refused(..) => Ok(Advanced::Wait),
+            State::Streaming => self.step(),
         }
-        match self.step() {
-            // The borrow of a ledger that is given out begins here, at the end.
-            Ok(Step::Message) => self.lend(),
-            Ok(Step::Wait) => Ok(Polled::Wait),
-            Ok(Step::Done) => Ok(Polled::Done),
-            Err(error) => Err(error),
+    }
+
+    /// Reads no further than the answer to the request; a ledger never comes of it.
+    ///
+    /// # Errors
+    /// As [`Client::poll`].
+    pub fn answered(&mut self) -> Result<Advanced, ClientError> {
+        if self.state == State::Answer {
+            self.answer()?;
         }
+        match self.state {
+            State::Refused(status, bytes) if self.reader.unread().len() >= bytes => Err(self.refused(status)),
+            _ => Ok(Advanced::Wait),
+        }
+    }
+
+    /// The ledger that was completed last, until more is read.
+    pub fn ledger(&self) -> Option<Ledger<'_>> {
+        self.assembler.verified()
     }
 
     /// The connection ended. `Ok`: nothing is missing.
@@ -329,17 +357,17 @@ impl Client {
         ClientError::Refused { status, text: line.trim().into() }
     }
 
-    /// Handles frames up to a message that completes a ledger, which is lent by [`Client::lend`].
-    fn step(&mut self) -> Result<Step, ClientError> {
+    /// Handles frames up to a message that completes a ledger, which [`Client::ledger`] lends.
+    fn step(&mut self) -> Result<Advanced, ClientError> {
         loop {
             let key = self.next_mask();
             let end = match self.reader.next() {
-                Ok(None) => return Ok(Step::Wait),
+                Ok(None) => return Ok(Advanced::Wait),
                 Ok(Some(Event::Binary(message))) => match self.assembler.push(message) {
                     Ok(false) => continue,
                     Ok(true) => {
                         self.run = Some(self.run_now.clone());
-                        return Ok(Step::Message);
+                        return Ok(Advanced::Ledger);
                     }
                     Err(error) => Ended::Broken(error.into(), close::PROTOCOL),
                 },
@@ -362,7 +390,7 @@ impl Client {
                 Ended::Closed(judged) => {
                     self.state = State::Done;
                     self.assembler.cut();
-                    judged.map(|()| Step::Done)
+                    judged.map(|()| Advanced::Done)
                 }
                 Ended::Broken(error, code) => {
                     self.close(code, "");
@@ -370,10 +398,6 @@ impl Client {
                 }
             };
         }
-    }
-
-    fn lend(&mut self) -> Result<Polled<'_>, ClientError> {
-        Ok(Polled::Ledger(self.assembler.verified().expect("a ledger was just completed")))
     }
 
     fn close(&mut self, code: u16, reason: &str) {
@@ -390,12 +414,6 @@ impl Client {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((mixed >> 32) as u32).to_le_bytes()
     }
-}
-
-enum Step {
-    Message,
-    Wait,
-    Done,
 }
 
 enum Ended {
