@@ -10,6 +10,7 @@ pub mod appliance;
 pub mod check;
 pub mod explain;
 pub mod feed;
+pub mod ledger;
 pub mod log;
 pub mod reference;
 pub mod run;
@@ -83,6 +84,9 @@ pub enum Command {
     /// Look at, search, verify, export and prune a store.
     #[command(subcommand)]
     Store(store::Command),
+    /// Follow a stream of ledgers.
+    #[command(subcommand)]
+    Ledger(ledger::Command),
     /// Print a generated reference page.
     #[command(name = "__reference", hide = true)]
     Reference(reference::Args),
@@ -98,6 +102,7 @@ pub fn main() -> ExitCode {
         Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
         Command::Store(command) => store::run(command),
+        Command::Ledger(command) => ledger::run(command),
         Command::Reference(args) => reference::run(args),
     };
     log::flush();

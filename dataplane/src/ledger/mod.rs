@@ -7,6 +7,7 @@ pub mod assemble;
 pub mod chunker;
 pub mod client;
 pub mod compress;
+pub mod dump;
 pub mod follow;
 pub mod hub;
 pub mod message;

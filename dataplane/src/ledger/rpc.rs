@@ -10,8 +10,9 @@ pub const MARK_BYTES: usize = 4;
 /// The mark's top bit: the fragment is the record's last, and so the whole of it.
 const LAST_FRAGMENT: u32 = 1 << 31;
 
-/// Bytes of a meta that are looked through for the sequence. What stands before it has at most 1,004: version and extension
-/// 20, three hashes 96, protocol 4, close time 8, six upgrades of 128 with their counts 796, signature 108, hashes 64.
+/// Bytes of a meta that are looked through for the sequence. What stands before it has at most 1,172: version and extension
+/// 20, three hashes 96, protocol 4, close time 8, six upgrades of 128 with their counts 796, signature with what it may stand
+/// for 180, hashes 64; a margin for what later protocols add.
 pub const PREFIX_BYTES: usize = 4096;
 
 /// The mark of a record. Asserts a length below 2³¹.
@@ -109,8 +110,12 @@ fn walk(at: &mut Walk<'_>) -> Option<Result<u32, MetaError>> {
     }
     match at.word()? {
         0 => {}
-        // Signed: a node's key and its signature.
-        1 => {
+        // Signed: a node's key and its signature. From protocol 28 on, a value that stands for one whose transactions could
+        // not be had: before the signature its hash, the previous ledger's hash, and that ledger's protocol.
+        kind @ (1 | 2) => {
+            if kind == 2 {
+                at.skip(HASH_BYTES + HASH_BYTES + 4)?;
+            }
             match at.word()? {
                 0 => at.skip(32)?,
                 other => return arm("PublicKey", other),
@@ -300,7 +305,8 @@ fn take<'a>(input: &mut &'a [u8], most: usize, left: &mut u32) -> &'a [u8] {
 mod tests {
     use super::*;
 
-    /// A meta's beginning: version, whether the extension is there, lengths of the upgrades, a signature's length.
+    /// A meta's beginning: version, whether the extension is there, lengths of the upgrades, a signature's length (over 1,000:
+    /// of the kind that stands for another value).
     fn meta(version: u32, extended: bool, upgrades: &[u32], signature: Option<u32>, sequence: u32) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut word = |value: u32| bytes.extend(value.to_be_bytes());
@@ -317,8 +323,10 @@ mod tests {
             word(length);
             (0..length.div_ceil(4)).for_each(|_| word(0xeeee_eeee));
         }
-        word(u32::from(signature.is_some()));
+        word(signature.map_or(0, |length| 1 + length / 1000));
         if let Some(length) = signature {
+            (0..length / 1000 * 17).for_each(|_| word(0x9999_9999));
+            let length = length % 1000;
             word(0);
             (0..8).for_each(|_| word(0xaaaa_aaaa));
             word(length);
@@ -332,13 +340,14 @@ mod tests {
 
     #[test]
     fn every_shape_of_a_header_is_walked_within_the_prefix() {
-        let largest = meta(2, true, &[128; 6], Some(64), 77);
+        let largest = meta(2, true, &[128; 6], Some(1064), 77);
         assert!(largest.len() - 104 <= PREFIX_BYTES, "{}", largest.len());
         for bytes in [
             meta(0, false, &[], None, 77),
             meta(1, false, &[], None, 77),
             meta(1, true, &[8], None, 77),
             meta(2, false, &[1, 2, 3], Some(64), 77),
+            meta(2, false, &[], Some(1064), 77),
             largest,
         ] {
             assert_eq!(ledger_sequence(&bytes), Ok(Some(77)));

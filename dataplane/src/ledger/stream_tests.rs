@@ -49,7 +49,7 @@ impl World {
     }
 
     fn ledger_bytes(&self, sequence: u32) -> Vec<u8> {
-        let shape = if sequence % 2 == 0 { Shape::Noise } else { Shape::Compressible };
+        let shape = if sequence.is_multiple_of(2) { Shape::Noise } else { Shape::Compressible };
         let mut bytes = vec![0; self.bytes + sequence as usize % 7];
         synthetic::write(sequence, shape, &mut bytes);
         bytes

@@ -14,6 +14,7 @@ mod gap_rules;
 mod gap_truth;
 mod generate;
 mod golden;
+mod ledger;
 mod no_alloc;
 mod packets;
 mod pipeline;
