@@ -109,7 +109,7 @@ fn first_value(query: &str, parameter: &str) -> Option<String> {
 }
 
 /// A query's part with `%xx` and `+` resolved; `None` where an escape is broken.
-fn decode(part: &str) -> Option<String> {
+pub(super) fn decode(part: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(part.len());
     let mut rest = part.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::query::Range;
+use super::query::{Range, decode};
 
 /// The port of a server that was told none (the peer's default).
 pub const PORT_DEFAULT: u16 = 8462;
@@ -61,7 +61,9 @@ impl Url {
             None => 80,
         };
         let path = if matches!(path, "" | "/") { "/stream" } else { path };
-        let ours = |pair: &&str| matches!(pair.split('=').next(), Some("start" | "end"));
+        // Compared as a server reads it, so that an escaped name does not slip through.
+        let name = |pair: &str| pair.split('=').next().and_then(decode);
+        let ours = |pair: &&str| matches!(name(pair).as_deref(), Some("start" | "end"));
         let kept: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty() && !ours(pair)).collect();
         Ok(Url { tls, host, port, path: path.into(), query: kept.join("&") })
     }
@@ -125,6 +127,7 @@ mod tests {
             ("wss://a", "a", "/stream?start=7&end=9"),
             ("https://a:8443/x/y", "a:8443", "/x/y?start=7&end=9"),
             ("ws://a:80/stream?start=1&token=t%26&end=2#frag", "a", "/stream?token=t%26&start=7&end=9"),
+            ("ws://a:80?st%61rt=3&e%6Ed=4&x=%zz", "a", "/stream?x=%zz&start=7&end=9"),
             ("ws://[::1]:8462?a=1&&b", "[::1]:8462", "/stream?a=1&b&start=7&end=9"),
         ] {
             let url = Url::parse(text).expect(text);
