@@ -8,8 +8,17 @@ pub fn is_test() -> bool {
 }
 
 /// A folder for large files on the disk that the build lies on, removed when dropped.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
 pub fn disk_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).expect("a folder under target/")
+}
+
+/// A folder in memory where there is such a place (rings lie there), removed when dropped.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
+pub fn memory_folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    made.expect("a folder for rings")
 }
 
 /// Reports a figure's samples: one line for `cargo xtask bench figures`, readable as it stands.

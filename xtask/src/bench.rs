@@ -7,10 +7,11 @@ mod figures;
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only the benchmarks whose name contains this: a whole file (`packet`, `store`) or a part of one. "figures": every
-    /// figure that has a target, beside its target, recorded in bench/results when the machine is idle.
+    /// Only the benchmarks whose name contains this: a whole file (`packet`, `store`, `ring`, `ring-mirror`), a part of
+    /// ring-mirror (`ring-even-rates`, `ring-ladder`, `ring-hub`), or a part of a criterion file. "figures": every figure
+    /// that has a target, beside its target, recorded in bench/results when the machine is idle.
     name: Option<String>,
-    /// Of the figures only this part: packet, arbiter, pipeline, replay, xdp, disk, query, live.
+    /// Of the figures only this part: packet, arbiter, pipeline, replay, xdp, disk, query, live, ring, ring-mirror.
     part: Option<String>,
     /// Run each once, small, to see that it still works; measures nothing.
     #[arg(long)]
@@ -29,6 +30,9 @@ pub fn run(args: Args) -> Result<(), String> {
         false => shell::cargo(&["bench", "-p", "sluice"]),
     };
     let name = args.name.as_deref();
+    if let Some(part) = name.and_then(part_of_ring_mirror) {
+        return shell::run(cargo.args(["--bench", RING_MIRROR, "--", part]));
+    }
     match name {
         Some(name) if targets.iter().any(|target| target == name) => cargo.args(["--bench", name]),
         _ => cargo.arg("--benches"),
@@ -37,6 +41,15 @@ pub fn run(args: Args) -> Result<(), String> {
         cargo.arg("--").arg(name);
     }
     shell::run(&mut cargo)
+}
+
+/// The file that measures mirrors, and its parts that have a name of their own.
+const RING_MIRROR: &str = "ring-mirror";
+const RING_PARTS: [&str; 3] = ["even-rates", "ladder", "hub"];
+
+/// `ring-ladder` is the part `ladder`.
+fn part_of_ring_mirror(name: &str) -> Option<&str> {
+    name.strip_prefix("ring-").filter(|part| RING_PARTS.contains(part))
 }
 
 /// The benchmark files that the package names.

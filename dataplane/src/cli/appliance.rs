@@ -12,6 +12,9 @@ use crate::capture::queue_worker::FrameQueue;
 use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
 use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
 use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind, Through};
+use crate::ring;
+use crate::ring::publish::publisher;
+use crate::ring::stats::RingStatus;
 use crate::runtime::control::ControlServer;
 use crate::runtime::launch::{CorePlan, Launched, Pulse, launch};
 use crate::runtime::link::Doorbell;
@@ -87,10 +90,12 @@ impl Appliance {
         let doorbells = doorbells(config)?;
         let interfaces = look_up(config)?;
         let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
-        let mut planned = plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue), |_| None)
+        let mut planned = plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue), publisher)
             .map_err(Failure::usage)?;
         let mut workers = std::mem::take(&mut planned.workers);
         let stores = plan_stores(config, &doorbells, &mut planned, &mut workers)?;
+        let rings = ring::plan::plan(config).map_err(Failure::usage)?;
+        workers.extend(rings.workers);
         let held = hold(config, &interfaces)?;
         let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
         let modes = match attach(&interfaces) {
@@ -100,7 +105,7 @@ impl Appliance {
                 return Err(failure);
             }
         };
-        let (capture, sources) = status(planned, &interfaces, modes, &stores);
+        let (capture, sources) = status(planned, &interfaces, modes, &stores, rings.status);
         let control = match ControlServer::start(config.control.listen, sources.clone()) {
             Ok(control) => control,
             Err(what) => {
@@ -520,6 +525,7 @@ fn status(
     interfaces: &[HostInterface],
     modes: Vec<InterfaceMode>,
     stores: &[Arc<StoreView>],
+    rings: RingStatus,
 ) -> (Arc<CaptureStatus>, Sources) {
     let views = stores.to_vec();
     let capture = Arc::new(CaptureStatus::new(
@@ -545,6 +551,9 @@ fn status(
     let mut sources = Sources::default();
     sources.add(capture.clone());
     sources.add(Arc::new(Stores(stores.to_vec())));
+    if !rings.serves.is_empty() || !rings.mirrors.is_empty() {
+        sources.add(Arc::new(rings));
+    }
     (capture, sources)
 }
 

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{Exit, Failure, Outcome};
 use crate::config;
+use crate::sys::cpu;
 
 /// Arguments of `sluice check`.
 #[derive(clap::Args, Debug)]
@@ -20,22 +21,28 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
-    let findings = config::check(&config);
+    let mut findings = config::check(&config);
+    findings.extend(crate::ring::plan::check_files(&config));
+    let warnings = config::warn(&config, cpu::allowed().len());
     let frames: Vec<(String, u64, u32)> = config
         .interfaces
         .iter()
         .map(|interface| (interface.name.clone(), config::frames_needed(&config, interface), interface.frames))
         .collect();
     if args.json {
-        let findings: Vec<_> = findings.iter().map(|f| json!({"key": f.key, "what": f.what})).collect();
+        let lines =
+            |of: &[config::Finding]| of.iter().map(|f| json!({"key": f.key, "what": f.what})).collect::<Vec<_>>();
         let frames: Vec<_> = frames
             .iter()
             .map(|(name, needed, has)| json!({"interface": name, "needed": needed, "frames": has}))
             .collect();
-        println!("{}", json!({"findings": findings, "frames": frames}));
+        println!("{}", json!({"findings": lines(&findings), "warnings": lines(&warnings), "frames": frames}));
     } else {
         for finding in &findings {
             eprintln!("{finding}");
+        }
+        for warning in &warnings {
+            eprintln!("warning: {warning}");
         }
         for (name, needed, has) in &frames {
             println!("interface \"{name}\": frames = {has}; fill ring + receive ring + links can hold {needed}");

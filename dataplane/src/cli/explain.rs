@@ -72,8 +72,28 @@ fn workers(config: &Config, core: &str) -> Vec<String> {
             store.path.display()
         ));
     }
+    lines.extend(ring_workers(config, core));
     if lines.is_empty() {
         lines.push("no worker".into());
+    }
+    lines
+}
+
+fn ring_workers(config: &Config, core: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for mirror in config.ring.mirrors.iter().filter(|mirror| mirror.core == core) {
+        let (ring, most) = (mirror.ring.display(), mirror.geometry_max);
+        lines.push(format!("mirror {}: {} -> {ring}, at most {most}", mirror.name, mirror.source));
+    }
+    for serve in config.ring.serves.iter().filter(|serve| serve.core == core) {
+        let mut ways = format!("TCP {}", serve.bind);
+        if let Some(group) = serve.multicast {
+            let _ = write!(ways, ", multicast {group}");
+        }
+        if let Some(port) = serve.udp {
+            let _ = write!(ways, ", UDP from port {port}");
+        }
+        lines.push(format!("serve {}: {} -> {ways}", serve.name, serve.ring.display()));
     }
     lines
 }
@@ -118,6 +138,9 @@ fn memory(config: &Config) -> Vec<(String, u64)> {
             format!("copy pool of {}", feed.name),
             u64::from(feed.copy_frames) * u64::from(config::COPY_FRAME_BYTES),
         ));
+    }
+    for mirror in &config.ring.mirrors {
+        rows.push((format!("datagrams held back by mirror {}", mirror.name), mirror.hold_back.0));
     }
     for store in &config.stores {
         rows.push((format!("blocks of store {}", store.name), u64::from(store.blocks_in_flight) * store.block.0));

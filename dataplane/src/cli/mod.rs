@@ -13,6 +13,7 @@ pub mod feed;
 pub mod ledger;
 pub mod log;
 pub mod reference;
+pub mod ring;
 pub mod run;
 pub mod stat;
 pub mod store;
@@ -84,6 +85,9 @@ pub enum Command {
     /// Look at, search, verify, export and prune a store.
     #[command(subcommand)]
     Store(store::Command),
+    /// Serve, mirror, show and test shared-memory rings.
+    #[command(subcommand)]
+    Ring(ring::Command),
     /// Follow a stream of ledgers.
     #[command(subcommand)]
     Ledger(ledger::Command),
@@ -101,6 +105,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
+        Command::Ring(command) => ring::run(command),
         Command::Store(command) => store::run(command),
         Command::Ledger(command) => ledger::run(command),
         Command::Reference(args) => reference::run(args),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::appliance::{Appliance, Ending};
 use super::{Exit, Failure, Outcome, explain, tables};
 use crate::config::{self, Span};
+use crate::sys::cpu;
 use crate::sys::signal::Signals;
 
 /// Arguments of `sluice run`.
@@ -29,7 +30,8 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
-    let findings = config::check(&config);
+    let mut findings = config::check(&config);
+    findings.extend(crate::ring::plan::check_files(&config));
     if !findings.is_empty() {
         let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
         return Err(Failure::usage(lines.join("\nsluice: ")));
@@ -37,6 +39,9 @@ pub fn run(args: Args) -> Outcome {
     if args.explain {
         print!("{}", explain::explain(&config));
         return Ok(Exit::Done);
+    }
+    for warning in config::warn(&config, cpu::allowed().len()) {
+        tracing::warn!("{warning}");
     }
     // Before any thread starts: the signals are taken out of every thread's delivery.
     let signals = Signals::take().map_err(|error| Failure::host(format!("signalfd: {error}")))?;

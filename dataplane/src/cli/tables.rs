@@ -26,11 +26,59 @@ pub fn status(status: &Value) -> String {
     for store in items(&status["stores"]) {
         self::store(store, &mut text);
     }
-    conservation(capture, &mut text);
+    if items(&capture["queues"]).is_empty() && !status["ring"].is_null() {
+        text.clear();
+    } else {
+        conservation(capture, &mut text);
+    }
+    rings(&status["ring"], &mut text);
     for line in items(&capture["damage"]) {
         let _ = writeln!(text, "damage: {}", word(line));
     }
     text
+}
+
+fn rings(ring: &Value, text: &mut String) {
+    for mirror in items(&ring["mirror"]) {
+        let _ = writeln!(
+            text,
+            "mirror {}: {} -> {}, {}, next {}, lag {}, {} records, {} gaps of {} records, {} naks, {} repaired{}",
+            word(&mirror["name"]),
+            word(&mirror["source"]),
+            word(&mirror["ring"]),
+            if mirror["live"] == true { word(&mirror["transport"]) } else { "not connected" },
+            mirror["next"],
+            mirror["lag"],
+            mirror["records"],
+            mirror["gaps"],
+            mirror["gap_records"],
+            mirror["naks"],
+            mirror["repaired_records"],
+            if mirror["silent"] == true { "; SOURCE SILENT" } else { "" }
+        );
+    }
+    for serve in items(&ring["serve"]) {
+        let _ = writeln!(
+            text,
+            "serve {}: {} on {}, head {}, {} connections, {} records by datagram in {}, {} by TCP, {} naks, {} repaired, {} gaps{}",
+            word(&serve["name"]),
+            word(&serve["ring"]),
+            word(&serve["address"]),
+            serve["head"],
+            serve["connections"],
+            serve["datagram_records"],
+            serve["datagrams"],
+            serve["stream_records"],
+            serve["naks"],
+            serve["repaired_records"],
+            serve["gaps"],
+            match (serve["attached"] == true, serve["producer_alive"] == true) {
+                (false, _) => "; NO RING",
+                (true, false) => "; PRODUCER GONE OR STALLED",
+                (true, true) => "",
+            }
+        );
+    }
 }
 
 fn items(value: &Value) -> &[Value] {

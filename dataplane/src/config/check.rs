@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddrV4;
 
 use super::capture::{Feed, Interface, SourceKind, Stamp, Store};
+use super::check_ring::check_rings;
 use super::load::Config;
 use crate::units::SIDES_MAX;
 
@@ -52,7 +53,7 @@ pub fn queue_frames_min(config: &Config, interface: &str) -> Option<u64> {
 
 /// Every finding of a configuration, in the order of the file.
 pub fn check(config: &Config) -> Vec<Finding> {
-    let mut findings = Findings(Vec::new());
+    let mut findings = Findings::default();
     check_names(config, &mut findings);
     for interface in &config.interfaces {
         check_interface(config, interface, &mut findings);
@@ -64,17 +65,19 @@ pub fn check(config: &Config) -> Vec<Finding> {
     for store in &config.stores {
         check_store(config, store, &mut findings);
     }
+    check_rings(config, &mut findings);
     findings.0
 }
 
-struct Findings(Vec<Finding>);
+#[derive(Default)]
+pub(super) struct Findings(pub(super) Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, key: impl Into<String>, what: impl Into<String>) {
+    pub(super) fn add(&mut self, key: impl Into<String>, what: impl Into<String>) {
         self.0.push(Finding { key: key.into(), what: what.into() });
     }
 
-    fn core(&mut self, config: &Config, key: String, core: &str) {
+    pub(super) fn core(&mut self, config: &Config, key: String, core: &str) {
         if !config.cores.iter().any(|c| c.name == core) {
             let known: Vec<&str> = config.cores.iter().map(|c| c.name.as_str()).collect();
             self.add(key, format!("no [[core]] is named \"{core}\"; there are {known:?}"));
@@ -86,14 +89,19 @@ fn check_names(config: &Config, findings: &mut Findings) {
     if config.cores.is_empty() {
         findings.add("core", "there is none: add [[core]] with name and cpu");
     }
-    if config.feeds.is_empty() {
-        findings.add("feed", "there is none: add [[feed]] with at least one [[feed.side]]");
+    if config.feeds.is_empty() && config.ring.is_empty() {
+        findings.add(
+            "feed",
+            "there is none, and no ring either: add [[feed]] with at least one [[feed.side]], [[ring.serve]] or [[ring.mirror]]",
+        );
     }
-    let kinds: [(&str, Vec<&str>); 4] = [
+    let kinds: [(&str, Vec<&str>); 6] = [
         ("core", config.cores.iter().map(|c| c.name.as_str()).collect()),
         ("interface", config.interfaces.iter().map(|c| c.name.as_str()).collect()),
         ("feed", config.feeds.iter().map(|c| c.name.as_str()).collect()),
         ("store", config.stores.iter().map(|c| c.name.as_str()).collect()),
+        ("ring.serve", config.ring.serves.iter().map(|c| c.name.as_str()).collect()),
+        ("ring.mirror", config.ring.mirrors.iter().map(|c| c.name.as_str()).collect()),
     ];
     for (kind, names) in kinds {
         let mut seen = BTreeSet::new();
@@ -386,7 +394,7 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::parse;
+    use crate::config::{Mirror, Ring, Serve, parse};
 
     const GOOD: &str = r#"
         [[core]]
@@ -429,6 +437,7 @@ mod tests {
         // Written out in the annotated file: what a live feed gets that does not give them.
         bare.feeds[0].hold = Some(Feed::HOLD_LIVE);
         bare.feeds[0].side_timeout = Some(Feed::SIDE_TIMEOUT_LIVE);
+        bare.ring = ring_with_every_default();
         assert_eq!(annotated, bare);
         let text = toml::to_string(&bare).expect("prints");
         for line in text.lines().filter(|line| line.contains('=')) {
@@ -440,6 +449,18 @@ mod tests {
         }
         assert_eq!(check(&annotated), []);
         assert_eq!(check(&parse(include_str!("../../../config/demo.toml")).expect("parses")), []);
+    }
+
+    /// The ring's sections of the annotated file; what has no default is as written there.
+    fn ring_with_every_default() -> Ring {
+        let bind = "0.0.0.0:7400".parse().expect("an address");
+        let serve = Serve {
+            multicast: Some("239.255.0.1:7401".parse().expect("a group")),
+            udp: Some(7403),
+            ..Serve::new("ticks", "rx", "/dev/shm/ticks".into(), bind)
+        };
+        let mirror = Mirror::new("book", "disk", "10.0.0.5:7400", "/dev/shm/book".into());
+        Ring { serves: vec![serve], mirrors: vec![mirror] }
     }
 
     #[test]

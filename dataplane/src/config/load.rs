@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::capture::{Control, Core, Feed, Interface, Store};
+use super::ring::Ring;
 
 /// The whole configuration.
-#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Pinned threads.
@@ -22,6 +23,9 @@ pub struct Config {
     /// Stores.
     #[serde(rename = "store", default)]
     pub stores: Vec<Store>,
+    /// Rings that are served, and copies of rings.
+    #[serde(default, skip_serializing_if = "Ring::is_empty")]
+    pub ring: Ring,
     /// The control thread.
     #[serde(default)]
     pub control: Control,

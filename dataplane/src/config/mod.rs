@@ -4,13 +4,17 @@
 
 mod capture;
 mod check;
+mod check_ring;
 mod load;
 mod quantity;
+mod ring;
 
 pub use capture::{
     AttachMode, COPY_FRAME_BYTES, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side,
     SourceKind, Stamp, StartAt, Store, Through, ZeroCopy,
 };
 pub use check::{Finding, check, frames_needed, queue_frames_min};
+pub use check_ring::warn;
 pub use load::{Config, ConfigError, load, parse};
 pub use quantity::{Bytes, Span, parse_bytes, parse_rate};
+pub use ring::{Linger, Mirror, MirrorStart, Ring, Serve};

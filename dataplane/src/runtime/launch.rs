@@ -363,11 +363,15 @@ impl Core {
     /// One turn of every worker, then the core's submissions and completions.
     fn round(&mut self) -> usize {
         let now = clock::monotonic_ns();
+        self.turns(now) + self.completions(now)
+    }
+
+    fn turns(&mut self, now: i64) -> usize {
         let mut work = 0;
         for index in 0..self.seats.len() {
             work += self.with(index, now, |worker, turn| worker.turn(turn));
         }
-        work + self.completions(now)
+        work
     }
 
     fn with<R>(&mut self, index: usize, now: i64, call: impl FnOnce(&mut dyn Worker, &mut Turn<'_>) -> R) -> R {
@@ -398,23 +402,31 @@ impl Core {
         work
     }
 
-    /// Sleeps until a descriptor, the doorbell or a deadline; false when a last look found work.
+    /// Sleeps until a descriptor, the doorbell, what a worker asked for, or a deadline; false when a last look found work.
     fn park(&mut self) -> bool {
         self.doorbell.parked.announce();
-        if self.round() > 0 {
-            self.doorbell.parked.clear();
-            return true;
-        }
         let now = clock::monotonic_ns();
+        for index in 0..self.seats.len() {
+            self.with(index, now, |worker, turn| worker.before_sleep(turn));
+        }
+        let found = self.turns(now) > 0;
+        if !found {
+            self.sleep();
+        }
+        self.doorbell.parked.clear();
+        self.seats.iter_mut().for_each(|seat| seat.worker.after_sleep());
+        self.completions(clock::monotonic_ns()) > 0 || found
+    }
+
+    /// Submits what is queued and waits in the kernel; comes back at once when a completion is there already.
+    fn sleep(&mut self) {
         let next = self.seats.iter().filter_map(|seat| seat.worker.deadline()).min().unwrap_or(i64::MAX);
-        let wait = next.saturating_sub(now).min(PARK_NS_MAX);
+        let wait = next.saturating_sub(clock::monotonic_ns()).min(PARK_NS_MAX);
         if wait > 0
             && let Err(error) = self.ring.submit_and_wait(Some(Duration::from_nanos(wait as u64)))
         {
             self.fault.get_or_insert((WAKE_WORKER, format!("io_uring wait: {error}")));
         }
-        self.doorbell.parked.clear();
-        self.completions(now) > 0
     }
 
     /// Passes stop requests on, reports drained workers and faults.

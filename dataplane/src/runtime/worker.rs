@@ -58,6 +58,13 @@ pub trait Worker: Send {
     /// A completion of the core's io_uring that was submitted under [`Turn::user_data`].
     fn complete(&mut self, _turn: &mut Turn<'_>, _tag: u64, _result: i32) {}
 
+    /// The core is about to sleep: what is to wake it beside the descriptors of [`Worker::start`] is asked for here (a futex
+    /// wait, a poll for once). One more turn follows, and the core sleeps only if that one finds nothing.
+    fn before_sleep(&mut self, _turn: &mut Turn<'_>) {}
+
+    /// The core is awake, or did not sleep after all; follows every [`Worker::before_sleep`].
+    fn after_sleep(&mut self) {}
+
     /// When it wants its next turn even if nothing arrives (monotonic ns).
     fn deadline(&self) -> Option<i64> {
         None

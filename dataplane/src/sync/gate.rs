@@ -65,9 +65,21 @@ pub fn announce<W: Load, H: Half>(
     Some(value)
 }
 
-/// The sleeper is awake.
+/// The sleeper is awake. (Its announcement may be forgotten: the count stays 0 then.)
 pub fn withdraw<H: Half>(waiting: &H) {
-    waiting.fetch_sub(1, Ordering::SeqCst);
+    loop {
+        let count = waiting.load(Ordering::Relaxed);
+        if count == 0 || waiting.exchange(count, count - 1) {
+            return;
+        }
+    }
+}
+
+/// Forgets the announced sleepers, who seem to be dead; false if one came or went meanwhile. If true, the caller must
+/// [`mark`] and wake once more, after it: a sleeper that lives all the same turns back or wakes, and announces itself anew.
+pub fn forget<H: Half>(waiting: &H) -> bool {
+    let count = waiting.load(Ordering::Relaxed);
+    count > 0 && waiting.exchange(count, 0)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -128,6 +140,39 @@ mod model {
     #[test]
     fn nobody_sleeps_through_a_record() {
         no_sleep_through(|ring| publish(&ring.head, &ring.waiting, 1, Barrier::Producer));
+    }
+
+    /// The producer forgets a dead sleeper while a living one goes to sleep: that one is turned back, or counted.
+    fn no_sleep_uncounted(after: fn(&Ring)) {
+        loom::model(move || {
+            // The dead one is in the count.
+            let ring = Arc::new(Ring { head: AtomicU64::new(0), futex: AtomicU32::new(0), waiting: AtomicU32::new(1) });
+            let producer = loom::thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    if forget(&ring.waiting) {
+                        after(&ring);
+                    }
+                }
+            });
+            let sleeps = announce(&ring.head, &ring.futex, &ring.waiting, 1, || ());
+            producer.join().expect("the producer ends");
+            let value = sleeps.expect("nothing was published");
+            let turned_back = ring.futex.load(Ordering::Relaxed) != value;
+            assert!(turned_back || ring.waiting.load(Ordering::Relaxed) > 0, "a sleeper that nobody wakes");
+        });
+    }
+
+    #[test]
+    fn a_living_sleeper_is_not_forgotten() {
+        no_sleep_uncounted(|ring| mark(&ring.futex));
+    }
+
+    /// The model can fail: without the second mark.
+    #[test]
+    #[should_panic(expected = "a sleeper that nobody wakes")]
+    fn without_the_second_mark_a_living_sleeper_is_forgotten() {
+        no_sleep_uncounted(|_| ());
     }
 
     /// The model can fail: without the producer's fence (in the model no membarrier stands in for it).

@@ -11,7 +11,7 @@
 //! Between a new reader's announcement and the producer's next scan, the producer may pass it: a reader looks at the
 //! head again after it registered (and the producer scans at least each half lap).
 
-use super::word::{Half, Load, Ordering, Word};
+use super::word::{Half, Ordering, Word};
 
 /// Words of an entry.
 pub const ENTRY_WORDS: usize = 8;
@@ -100,9 +100,15 @@ impl<W: Word, H: Half> Entry<'_, W, H> {
     /// The reader's own: everything below `cursor` may be overwritten.
     #[inline(always)]
     pub fn advance(&self, cursor: u64) {
-        // Pairs with the load of the cursor in `position`.
-        self.cursor.store(cursor, Ordering::Release);
+        advance(self.cursor, cursor);
     }
+}
+
+/// A reader's own: everything below `to` may be overwritten.
+#[inline(always)]
+pub fn advance<W: Word>(cursor: &W, to: u64) {
+    // Pairs with the load of the cursor in `Entry::position`.
+    cursor.store(to, Ordering::Release);
 }
 
 /// How far the slowest active reader has come; `None` without any.

@@ -20,6 +20,8 @@ use super::word::{Load, Ordering, Word, fence};
 
 /// A slot that is being written.
 pub const BUSY: u64 = u64::MAX;
+/// Bytes of the sequence word that begins a slot.
+pub const SEQUENCE_WORD_BYTES: usize = WORD_BYTES;
 /// Bytes of a word.
 const WORD_BYTES: usize = 8;
 
@@ -56,7 +58,7 @@ pub fn write_with<W: Word>(slot: &[W], sequence: u64, fill: impl FnOnce(&[W])) {
 }
 
 /// Reads record `want` from its slot: `copy` gets the words after the sequence word, and what it made of them is a
-/// [`SlotRead::Record`] only if nobody wrote meanwhile.
+/// [`SlotRead::Record`] only if nobody wrote meanwhile. `want` is a sequence: neither 0 nor [`BUSY`].
 #[inline(always)]
 pub fn read_with<W: Load, R>(slot: &[W], want: u64, copy: impl FnOnce(&[W]) -> R) -> SlotRead<R> {
     let Some((head, words)) = slot.split_first() else { return SlotRead::Older };
@@ -86,18 +88,33 @@ fn judge<R>(seen: u64, want: u64) -> SlotRead<R> {
 #[inline(always)]
 pub fn read<W: Load, T: FromBytes>(slot: &[W], want: u64) -> SlotRead<T> {
     match read_with(slot, want, copy_out::<W, T>) {
-        // SAFETY: every byte was initialised by `copy_out` (which checks that there are enough words), and a `FromBytes` has
-        // no invalid bytes; the copy is whole because the sequence was the same before and after.
-        SlotRead::Record(copied) => SlotRead::Record(unsafe { copied.assume_init() }),
+        SlotRead::Record(copied) => SlotRead::Record(copied.whole()),
         SlotRead::Older => SlotRead::Older,
         SlotRead::Busy => SlotRead::Busy,
         SlotRead::Newer(seen) => SlotRead::Newer(seen),
     }
 }
 
+/// A copy of a `T` that may be torn: its bytes are there, but it is no `T` until the sequence was checked again.
+#[derive(Debug)]
+pub struct Copied<T>(MaybeUninit<T>);
+
+impl<T: FromBytes> Copied<T> {
+    /// The value, once the copy is known to be whole (from bytes of several records it would be a `T`, but none that was
+    /// written).
+    #[inline(always)]
+    pub fn whole(self) -> T {
+        // SAFETY: `copy_out`, the only maker, initialised every byte, and any bytes are a `FromBytes`.
+        unsafe { self.0.assume_init() }
+    }
+}
+
 /// Copies the words' first bytes over a `T`.
+///
+/// # Panics
+/// If the words are fewer than a `T`.
 #[inline(always)]
-fn copy_out<W: Load, T>(words: &[W]) -> MaybeUninit<T> {
+pub fn copy_out<W: Load, T>(words: &[W]) -> Copied<T> {
     let mut out = MaybeUninit::<T>::uninit();
     let whole = size_of::<T>() / WORD_BYTES;
     let rest = size_of::<T>() % WORD_BYTES;
@@ -112,22 +129,25 @@ fn copy_out<W: Load, T>(words: &[W]) -> MaybeUninit<T> {
         // SAFETY: the `rest` bytes after the whole words are the last of `out`; `last` is a local of 8 bytes.
         unsafe { std::ptr::copy_nonoverlapping(last.as_ptr(), to.add(whole * WORD_BYTES), rest) };
     }
-    out
+    Copied(out)
 }
 
-/// Writes `bytes` over the first words, a last part of a word filled up with zeros; what does not fit is not written.
+/// Writes `bytes` over the first words, a last part of a word filled up with zeros.
+///
+/// # Panics
+/// If the words are fewer than the bytes.
 #[inline(always)]
 pub fn copy_in<W: Word>(words: &[W], bytes: &[u8]) {
+    // One look at the length; of a record's constant size the compiler then unrolls the rest.
+    let words = &words[..bytes.len().div_ceil(WORD_BYTES)];
     let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
     for (word, bytes) in words.iter().zip(whole) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
-    if !rest.is_empty()
-        && let Some(word) = words.get(whole.len())
-    {
+    if !rest.is_empty() {
         let mut last = [0; WORD_BYTES];
         last[..rest.len()].copy_from_slice(rest);
-        word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
+        words[whole.len()].store(u64::from_ne_bytes(last), Ordering::Relaxed);
     }
 }
 
@@ -209,7 +229,8 @@ mod tests {
                 let mut whole = 0u64;
                 while !done.load(Ordering::Acquire) {
                     let want = sequence(&slots[0]);
-                    if let SlotRead::Record(words) = read::<_, [u64; 7]>(&slots[0], want) {
+                    let wanted = want != 0 && want != BUSY;
+                    if wanted && let SlotRead::Record(words) = read::<_, [u64; 7]>(&slots[0], want) {
                         assert_eq!(words, [want; 7]);
                         whole += 1;
                     }

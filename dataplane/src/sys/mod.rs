@@ -13,6 +13,8 @@ pub mod cpu;
 pub mod file;
 #[cfg(feature = "capture")]
 pub mod frames;
+#[cfg(feature = "ring")]
+pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
 #[cfg(feature = "capture")]
@@ -21,6 +23,8 @@ pub mod nic;
 pub mod packet_tx;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
+#[cfg(feature = "ring")]
+pub mod shm;
 #[cfg(feature = "runtime")]
 pub mod signal;
 #[cfg(feature = "capture")]

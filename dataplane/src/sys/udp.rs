@@ -4,7 +4,7 @@
 //! train that the kernel has put together again (`UDP_GRO`, 5.0) apart. Nothing here waits.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 /// Bytes of one receive buffer: the longest datagram, or the longest train put together.
 const BUFFER_BYTES: usize = 65_536;
 /// Datagrams or trains that one call takes: enough for a turn of 32 datagrams in few calls, and 512 KiB.
-const CALL_MESSAGES: usize = 8;
+pub const CALL_MESSAGES: usize = 8;
 /// Most datagrams of one train (`UDP_MAX_SEGMENTS`, 64 until kernel 6.9, then 128).
 pub const TRAIN_DATAGRAMS_MAX: usize = 64;
 /// Bytes for a message's control data: one `cmsghdr` with an int, and room to spare.
@@ -56,6 +56,14 @@ impl UdpSocket {
         // A kernel without trains does not know the option.
         let segments = get_option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
         Ok(UdpSocket { fd, segments })
+    }
+
+    /// The same socket for another thread (a second descriptor of it).
+    ///
+    /// # Errors
+    /// As `fcntl(F_DUPFD)`: no descriptors left.
+    pub fn shared(&self) -> io::Result<UdpSocket> {
+        Ok(UdpSocket { fd: self.fd.try_clone()?, segments: self.segments })
     }
 
     /// Fixes the other end: datagrams go there without naming it, and the kernel drops what comes from elsewhere.
@@ -213,19 +221,19 @@ impl UdpSocket {
         unsafe { libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL) }
     }
 
-    /// Receives what is there into `batch`, up to its room in one call; how many datagrams and trains.
+    /// Receives what is there into `batch`, at most `max` datagrams and trains (and its room) in one call; how many. One at
+    /// a time is the fastest for a single one: the call does not look for a second.
     ///
     /// # Errors
     /// As `recvmmsg(2)`; that nothing is there, and what an earlier datagram met on its way (ECONNREFUSED), are no
     /// errors.
-    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+    pub fn receive(&self, batch: &mut ReceiveBatch, max: usize) -> io::Result<usize> {
         batch.reset();
+        let max = max.clamp(1, CALL_MESSAGES);
         let flags = libc::MSG_DONTWAIT;
         let fd = self.fd.as_raw_fd();
         // SAFETY: every pointer in the headers is to memory that `batch` owns, valid for its stated length.
-        let got = unsafe {
-            libc::recvmmsg(fd, batch.headers.as_mut_ptr(), CALL_MESSAGES as _, flags as _, std::ptr::null_mut())
-        };
+        let got = unsafe { libc::recvmmsg(fd, batch.headers.as_mut_ptr(), max as _, flags as _, std::ptr::null_mut()) };
         if got < 0 {
             return match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -246,6 +254,21 @@ impl AsFd for UdpSocket {
 
 fn in_addr(address: Ipv4Addr) -> libc::in_addr {
     libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) }
+}
+
+/// The addresses of this host's interfaces, without doubles; empty where the kernel does not tell them.
+pub fn own_addresses() -> Vec<IpAddr> {
+    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
+    let mut addresses: Vec<IpAddr> = interfaces
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        })
+        .collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
 }
 
 /// Control data, aligned as the kernel's header wants it.
@@ -297,6 +320,11 @@ impl ReceiveBatch {
         self.at == self.filled
     }
 
+    /// Forgets what has not been handed out.
+    pub fn clear(&mut self) {
+        self.reset();
+    }
+
     /// Readies the headers that the last call used.
     fn reset(&mut self) {
         for at in 0..self.filled {
@@ -312,28 +340,46 @@ impl ReceiveBatch {
         (self.filled, self.at, self.within) = (0, 0, 0);
     }
 
+    /// What has not been handed out of the first message that is left: where it came from, its bytes, and how long each
+    /// datagram in them is (the last may be shorter). Follow with [`ReceiveBatch::consume`].
+    #[inline]
+    pub fn front(&mut self) -> Option<(SocketAddr, &[u8], u16)> {
+        while self.at < self.filled {
+            let header = &self.headers[self.at];
+            let length = (header.msg_len as usize).min(BUFFER_BYTES);
+            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let source = if cut { None } else { read_address(&self.names[self.at]) };
+            let Some(source) = source else {
+                (self.at, self.within) = (self.at + 1, 0);
+                continue;
+            };
+            let whole = length.clamp(1, usize::from(u16::MAX));
+            let segment = segment_bytes(&header.msg_hdr).map_or(whole, |bytes| bytes.min(whole)) as u16;
+            let start = self.at * BUFFER_BYTES;
+            return Some((source, &self.bytes[start + self.within..start + length], segment));
+        }
+        None
+    }
+
+    /// So many bytes of [`ReceiveBatch::front`] are done with.
+    #[inline]
+    pub fn consume(&mut self, bytes: usize) {
+        if self.at < self.filled {
+            self.within += bytes;
+            if self.within >= self.headers[self.at].msg_len as usize {
+                (self.at, self.within) = (self.at + 1, 0);
+            }
+        }
+    }
+
     /// The next datagram: where it came from, and its bytes.
     #[inline]
     pub fn next_datagram(&mut self) -> Option<(SocketAddr, &[u8])> {
-        while self.at < self.filled {
-            let (at, from) = (self.at, self.within);
-            let header = &self.headers[at];
-            let length = (header.msg_len as usize).min(BUFFER_BYTES);
-            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let source = if cut { None } else { read_address(&self.names[at]) };
-            let segment = segment_bytes(&header.msg_hdr).unwrap_or(length).max(1);
-            let to = (from + segment).min(length);
-            if to >= length || source.is_none() {
-                (self.at, self.within) = (at + 1, 0);
-            } else {
-                self.within = to;
-            }
-            if let Some(source) = source {
-                let start = at * BUFFER_BYTES;
-                return Some((source, &self.bytes[start + from..start + to]));
-            }
-        }
-        None
+        let (source, bytes, segment) = self.front()?;
+        let length = bytes.len().min(usize::from(segment));
+        let start = self.at * BUFFER_BYTES + self.within;
+        self.consume(length);
+        Some((source, &self.bytes[start..start + length]))
     }
 }
 
@@ -370,7 +416,7 @@ mod tests {
         let mut batch = ReceiveBatch::default();
         let mut taken = Vec::new();
         for _ in 0..2_000 {
-            socket.receive(&mut batch).expect("receives");
+            socket.receive(&mut batch, CALL_MESSAGES).expect("receives");
             while let Some((from, bytes)) = batch.next_datagram() {
                 taken.push((from, bytes.to_vec()));
             }

@@ -83,6 +83,7 @@ pub struct CoreRing {
     enabled: bool,
     blocks: Vec<(usize, usize)>,
     futex_wait: Option<bool>,
+    waits: bool,
     held: Held,
     _arenas: Vec<Arc<Arena>>,
 }
@@ -121,6 +122,7 @@ impl CoreRing {
             enabled: false,
             blocks: Vec::new(),
             futex_wait: None,
+            waits: false,
             held: Held::default(),
             _arenas: Vec::new(),
         })

@@ -13,6 +13,8 @@ pub mod http;
 pub mod iextp;
 #[cfg(feature = "ledger-client")]
 pub mod ledger;
+#[cfg(feature = "ring")]
+pub mod mirror;
 #[cfg(feature = "capture")]
 pub mod moldudp64;
 #[cfg(feature = "capture")]

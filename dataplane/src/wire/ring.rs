@@ -105,6 +105,11 @@ pub enum Stride {
     Line,
 }
 
+impl Stride {
+    /// What [`Stride::Line`] rounds up to.
+    pub const LINE_BYTES: usize = 64;
+}
+
 /// What a new ring shall be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
@@ -236,7 +241,7 @@ impl Geometry {
         let exact = (SEQUENCE_BYTES + padded(shape.record_bytes) + descriptor) as u64;
         let element = match shape.stride {
             Stride::Exact => exact,
-            Stride::Line => exact.next_multiple_of(64),
+            Stride::Line => exact.next_multiple_of(Stride::LINE_BYTES as u64),
         };
         let too_large = LayoutError::TooLarge { capacity: shape.capacity, element_bytes: element };
         shape.place(element).ok_or(too_large)

@@ -5,8 +5,12 @@ pub mod frames;
 pub mod hosts;
 pub mod ledger_server;
 pub mod memory_queue;
+pub mod memory_ring;
+#[cfg(feature = "appliance")]
+pub mod mirrors;
 pub mod netns;
 pub mod pipeline;
+pub mod rings;
 
 use std::path::PathBuf;
 

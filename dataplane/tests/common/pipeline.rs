@@ -220,7 +220,7 @@ pub fn start(config: &Config, mut queues: BTreeMap<&str, Vec<MemoryQueue>>, tamp
             queue.set_area(wanted.area);
             Ok(Box::new(queue) as Box<dyn FrameQueue>)
         },
-        |_| None,
+        sluice::ring::publish::publisher,
     )
     .expect("a good plan");
     let mut workers = std::mem::take(&mut planned.workers);

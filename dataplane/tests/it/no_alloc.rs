@@ -277,3 +277,45 @@ fn the_gap_scanner_allocates_nothing_without_a_gap() {
     assert_eq!(allocations() - before, 0, "over {} segments", rest.len());
     assert_eq!(scanner.streams()[0].lost(), 0);
 }
+
+/// A served and a mirrored ring, stepped by this thread: after the start neither records, nor heartbeats, nor repair
+/// allocate, in any transport.
+#[test]
+fn a_ring_is_served_and_mirrored_without_allocation() {
+    use crate::common::mirrors::{BOUND, Shm, Source, Way, group, udp_port};
+    use sluice::ring::step::{Mirror, Server};
+
+    for way in Way::ALL {
+        let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
+        let mut source = Source::create(&ring, 1 << 12, 40);
+        let bind = "127.0.0.1:0".parse().expect("an address");
+        let mut settings = sluice::config::Serve::new("s", "", ring.0.clone(), bind);
+        match way {
+            Way::Tcp => {}
+            Way::Unicast => settings.udp = Some(udp_port()),
+            Way::Multicast => settings.multicast = Some(group().parse().expect("a group")),
+        }
+        settings.interface = std::net::Ipv4Addr::LOCALHOST;
+        let mut server = Server::new(&settings).expect("binds");
+        let mut wanted = sluice::config::Mirror::new("m", "", server.address().to_string(), copy.0.clone());
+        (wanted.unicast, wanted.interface) = (way == Way::Unicast, std::net::Ipv4Addr::LOCALHOST);
+        let mut mirror = Mirror::new(&wanted).expect("made");
+        let end = clock::monotonic_ns() + BOUND.as_nanos() as i64;
+        let mut allocated = 0;
+        while mirror.status().next <= 20_000 {
+            assert!(clock::monotonic_ns() < end, "{way:?}: {:?}", mirror.status());
+            let head = source.head();
+            if mirror.status().live && mirror.status().next > head {
+                source.push([1, 7, 100, 1_000][head as usize % 4], 0);
+            }
+            let before = allocations();
+            server.step().expect("steps");
+            mirror.step().expect("steps");
+            // The first ones fill the buffers that are kept.
+            if head > 10_000 {
+                allocated += allocations() - before;
+            }
+        }
+        assert_eq!(allocated, 0, "{way:?}");
+    }
+}

@@ -11,5 +11,6 @@ mod hosts;
 mod live;
 mod play;
 mod refusals;
+mod ring;
 mod verdicts;
 mod xsk;

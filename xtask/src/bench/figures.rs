@@ -98,9 +98,11 @@ const PARTS: &[Part] = &[
     ("pipeline", |run| run.criterion("pipeline", &["pipeline/", "store_worker/"])),
     ("replay", Run::replay),
     ("xdp", Run::xdp),
-    ("disk", |run| run.program("disk", 1)),
-    ("query", |run| run.program("query", QUERY_REPEATS)),
-    ("live", |run| run.program("live", 1)),
+    ("disk", |run| run.program("disk", &[], 1)),
+    ("query", |run| run.program("query", &[], QUERY_REPEATS)),
+    ("live", |run| run.program("live", &[], 1)),
+    ("ring", |run| run.program("ring", &[], 1)),
+    ("ring-mirror", |run| run.program("ring-mirror", &["mirror", "even-rates", "ladder", "hub"], 1)),
 ];
 
 #[derive(Default)]
@@ -138,7 +140,7 @@ pub fn run(only: Option<&str>) -> Result<(), String> {
         println!("not recorded: a record needs a load of at most {LOAD_MAX} and at most {STEAL_PERCENT_MAX} % steal");
         return Ok(());
     }
-    let path = record_path();
+    let path = record_path(only);
     shell::write(&path, &format!("{:#}\n", run.record(load, steal_percent)))?;
     println!("recorded in {}", path.display());
     Ok(())
@@ -201,9 +203,10 @@ impl Run {
     }
 
     /// A program of `bench/`, which says its figures itself.
-    fn program(&mut self, name: &str, repeats: usize) -> Result<(), String> {
+    fn program(&mut self, name: &str, args: &[&str], repeats: usize) -> Result<(), String> {
         for _ in 0..repeats {
-            let text = self.command(&mut shell::cargo(&["bench", "-p", "sluice", "--bench", name]))?;
+            let mut cargo = shell::cargo(&["bench", "-p", "sluice", "--bench", name, "--"]);
+            let text = self.command(cargo.args(args))?;
             for line in text.lines() {
                 match line.strip_prefix("figure ") {
                     Some(figure) => self.reported(figure)?,
@@ -399,9 +402,11 @@ fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| shell::root().join("target"), PathBuf::from)
 }
 
-fn record_path() -> PathBuf {
+/// A part's record stands beside that of the whole.
+fn record_path(only: Option<&str>) -> PathBuf {
     let commit = git(&["rev-parse", "--short", "HEAD"]);
-    shell::root().join(format!("bench/results/{}-{commit}.json", &utc_now()[..10]))
+    let part = only.map(|only| format!("-{only}")).unwrap_or_default();
+    shell::root().join(format!("bench/results/{}-{commit}{part}.json", &utc_now()[..10]))
 }
 
 fn git(args: &[&str]) -> String {

@@ -4,6 +4,7 @@
 
 use core::net::SocketAddr;
 
+use crate::wire::mirror::SEQUENCE_END;
 use crate::wire::ring::Geometry;
 
 pub mod auth;
@@ -50,6 +51,11 @@ pub trait SourceRing {
     /// Appends record `sequence` to `out` as DATA carries it: the slot's payload (`element_size − 8` bytes) and, for a blob
     /// ring, the blob's bytes after it. Nothing is appended unless the outcome is [`ReadOutcome::Record`].
     fn read(&mut self, sequence: u64, out: &mut Vec<u8>) -> ReadOutcome;
+}
+
+/// A source's head as far as it can be true: the header is shared memory, and sequences end far below its 64 bits.
+fn head_of<R: SourceRing>(ring: &R) -> u64 {
+    ring.head().min(SEQUENCE_END - 2)
 }
 
 /// Why a mirror's ring did not take a record.
@@ -142,6 +148,9 @@ pub enum CloseReason {
     /// The source's producer began a new ring: connect again.
     #[error("the source's ring was replaced")]
     SourceReplaced,
+    /// The source ended the session for a reason that is not known here.
+    #[error("the source ended the session")]
+    SourceEnded,
     /// A key is set here and the other side has none, or a wrong one.
     #[error("the other side did not prove the pre-shared key that is set here")]
     Unauthenticated,
@@ -164,4 +173,27 @@ pub enum CloseReason {
     /// Not a sign of life from the source for [`receiver::DEAD_NS`].
     #[error("the source is silent")]
     SourceSilent,
+}
+
+/// A bug that the simulator plants, to see that it is caught. Looked at on cold paths only.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fault {
+    /// None: what everything but the simulator uses.
+    #[default]
+    None,
+    /// A mirror jumps to a datagram that came early instead of holding it back.
+    EarlyIsGap,
+    /// A mirror resumes whatever history the source has.
+    SpliceHistories,
+    /// A mirror that is told of a gap forgets what it held before its end.
+    GapDropsHeld,
+    /// A mirror writes a frame that overlaps the next sequence from its first record on.
+    OverlapFromStart,
+    /// A source that gets a new ring keeps its sessions.
+    KeepSessions,
+    /// A source answers all but the last record of a NAK.
+    AnswerShort,
+    /// A mirror takes datagrams whatever their trailer says.
+    TakesForged,
 }

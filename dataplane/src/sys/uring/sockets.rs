@@ -114,12 +114,22 @@ impl CoreRing {
         Ok(true)
     }
 
-    /// Completes once when one of `events` (POLLIN, …) holds for `fd`.
+    /// Completes once when `fd` is readable.
     ///
     /// # Errors
     /// As the submission.
-    pub fn poll_once(&mut self, fd: BorrowedFd<'_>, events: u32, user_data: u64) -> io::Result<()> {
+    pub fn poll_once(&mut self, fd: BorrowedFd<'_>, user_data: u64) -> io::Result<()> {
+        self.waits = true;
+        let events = libc::POLLIN as u32;
         self.push(opcode::PollAdd::new(Fd(fd.as_raw_fd()), events).build().user_data(user_data))
+    }
+
+    /// As [`CoreRing::cancel`], for a request that holds nothing: [`CoreRing::poll_once`], [`CoreRing::futex_wait`].
+    ///
+    /// # Errors
+    /// As the submission.
+    pub fn cancel_wait(&mut self, request: u64, user_data: u64) -> io::Result<()> {
+        self.push(opcode::AsyncCancel::new(request).build().user_data(user_data))
     }
 
     /// Whether this kernel waits on a futex by io_uring (6.7); where not, a parked core looks at the ring by time.
@@ -165,9 +175,10 @@ fn given_back((error, kept): (io::Error, Option<Kept>)) -> (io::Error, Vec<u8>) 
 }
 
 impl Drop for CoreRing {
-    /// Takes back what requests in flight point to; what the kernel does not give back in time is never freed.
+    /// Takes back what requests in flight point to, and ends waits, which hold their sockets open; memory that the kernel
+    /// does not give back in time is never freed.
     fn drop(&mut self) {
-        if self.held.in_flight() == 0 {
+        if self.held.in_flight() == 0 && !self.waits {
             return;
         }
         let time = Timespec::new().sec(CANCEL_SECONDS);

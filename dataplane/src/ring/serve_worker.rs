@@ -1,0 +1,609 @@
+//! The serve worker: one ring, its listener, its mirrors' connections on the core's io_uring, its datagrams by plain calls.
+//!
+//! The machine (`mirror::sender`) decides what is sent; this file has sockets, the ring's file and the core's sleep.
+
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::Producer;
+use super::inline::{InlineShared, InlineUdp};
+use super::mirror::sender::{Sender, ServeSettings, SessionId};
+use super::mirror::{CloseReason, StreamPoll};
+use super::raw::RawReader;
+use super::sockets::Outlets;
+use super::stats::{ServeBooks, ServeState};
+use super::step::StepError;
+use crate::runtime::worker::{Turn, Worker};
+use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
+use crate::sys::{clock, tcp};
+use crate::units::NANOS_PER_MILLI;
+
+/// Datagrams per turn: as many as a mirror's step takes.
+const DATAGRAMS_PER_TURN: usize = 32;
+/// What a mirror sends are frames of 16 to 60 bytes, a NAK each round trip: room for a burst of them.
+const RECEIVE_BYTES: usize = 4_096;
+/// Bytes that a send buffer begins with: four frames of the default batch of 56-byte records. It grows to 1 MiB at most.
+const SEND_BYTES: usize = 64 << 10;
+/// Most bytes of send buffers kept for the next sends; a buffer beyond is freed.
+const SPARE_BYTES_MAX: usize = 64 << 20;
+/// How often counters are shown, limits by time are looked at and (where nothing wakes a sleeping core) the ring.
+const LOOK_NS: i64 = NANOS_PER_MILLI;
+/// How often a producer that sends its own datagrams is looked after: the heartbeat's interval is twice this.
+const INLINE_LOOK_NS: i64 = NANOS_PER_MILLI / 2;
+/// How often the ring's file is looked at: a death or a replacement is known well within the stated 250 ms.
+const FILE_LOOK_NS: i64 = 50 * NANOS_PER_MILLI;
+/// How often the list of sessions is shown.
+const SESSIONS_LOOK_NS: i64 = 200 * NANOS_PER_MILLI;
+/// How long a stopping worker goes on sending what has been published.
+const DRAIN_NS: i64 = 200 * NANOS_PER_MILLI;
+/// Send buffer asked for datagrams: bursts of GSO trains, four of the longest.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// How long an address that is in use is asked for again. A killed process's io_uring gives its sockets back some time
+/// after the process is gone (10 to 100 ms seen on 6.18), and whoever restarts it is faster.
+const BIND_PATIENCE_NS: i64 = 2_000 * NANOS_PER_MILLI;
+/// Pause between two attempts.
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// Binds, patiently as long as the address is in use.
+fn patiently<T>(mut bind: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let end = clock::monotonic_ns() + BIND_PATIENCE_NS;
+    loop {
+        match bind() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && clock::monotonic_ns() < end => {
+                clock::sleep(BIND_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Kinds of completions; the connection's place stands below.
+const ACCEPT: u64 = 1 << 40;
+const PUNCH: u64 = 2 << 40;
+const FUTEX: u64 = 3 << 40;
+const RECEIVE: u64 = 4 << 40;
+const SEND: u64 = 5 << 40;
+const CANCEL: u64 = 6 << 40;
+const KIND: u64 = 0xFF << 40;
+
+/// What a serve worker is made of.
+pub(super) struct ServeParts {
+    pub(super) name: String,
+    pub(super) ring: PathBuf,
+    pub(super) bind: SocketAddr,
+    pub(super) settings: ServeSettings,
+    pub(super) interface: std::net::Ipv4Addr,
+    pub(super) futex: bool,
+    pub(super) dead_after: Duration,
+    pub(super) once: bool,
+    pub(super) seed: [u8; 32],
+    pub(super) books: ServeBooks,
+    pub(super) address: Arc<OnceLock<SocketAddr>>,
+}
+
+struct Connection {
+    id: SessionId,
+    socket: OwnedFd,
+    peer: SocketAddr,
+    receiving: bool,
+    sending: bool,
+    closing: bool,
+}
+
+/// The serve worker.
+pub(super) struct ServeWorker {
+    parts: ServeParts,
+    sender: Sender<RawReader>,
+    state: ServeState,
+    listener: Option<OwnedFd>,
+    accepting: bool,
+    outlets: Outlets,
+    punches: Option<Box<ReceiveBatch>>,
+    punch_polled: bool,
+    punch_waits: bool,
+    connections: Vec<Option<Connection>>,
+    free: Vec<u32>,
+    /// What the next session appends to.
+    outgoing: Vec<u8>,
+    spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
+    futex_armed: bool,
+    futex_number: u64,
+    futex_known: bool,
+    announced: bool,
+    missing_told: bool,
+    served_one: bool,
+    inline: Option<Arc<InlineShared>>,
+    inline_look_at: i64,
+    look_at: i64,
+    file_look_at: i64,
+    sessions_look_at: i64,
+    stopping: Option<i64>,
+    /// The last turn found nothing to send.
+    idle: bool,
+    now: i64,
+}
+
+impl ServeWorker {
+    pub(super) fn new(parts: ServeParts) -> ServeWorker {
+        ServeWorker {
+            sender: Sender::new(parts.settings.clone(), parts.seed),
+            parts,
+            state: ServeState::default(),
+            listener: None,
+            accepting: false,
+            outlets: Outlets::default(),
+            punches: None,
+            punch_polled: false,
+            punch_waits: false,
+            connections: Vec::new(),
+            free: Vec::new(),
+            outgoing: Vec::with_capacity(SEND_BYTES),
+            spare: Vec::new(),
+            spare_bytes: 0,
+            futex_armed: false,
+            futex_number: 0,
+            futex_known: false,
+            announced: false,
+            missing_told: false,
+            served_one: false,
+            inline: None,
+            inline_look_at: 0,
+            look_at: 0,
+            file_look_at: 0,
+            sessions_look_at: 0,
+            stopping: None,
+            idle: false,
+            now: 0,
+        }
+    }
+
+    pub(super) fn state(&self) -> &ServeState {
+        &self.state
+    }
+
+    pub(super) fn sender(&self) -> &Sender<RawReader> {
+        &self.sender
+    }
+
+    /// The datagram half, for a producer that sends its own. `None` without a ring, without a UDP transport, or when it is
+    /// out already.
+    pub(super) fn take_inline(&mut self) -> Result<Option<InlineUdp>, StepError> {
+        if self.sender.ring().is_none() {
+            return Ok(None);
+        }
+        let ring = RawReader::open(&self.parts.ring, false)?;
+        // Punches are still taken here: the socket is shared.
+        let outlets = self.outlets.shared()?;
+        let Some(live) = self.sender.detach_live() else { return Ok(None) };
+        let shared = Arc::new(InlineShared::new(live, ring, outlets));
+        self.inline = Some(shared.clone());
+        Ok(Some(InlineUdp::new(shared)))
+    }
+
+    /// Carries changes of the destinations to the producer's half, and sends its heartbeats while it is idle.
+    fn look_after_inline(&mut self, now: i64) -> usize {
+        let Some(inline) = &self.inline else { return 0 };
+        let mut updates = std::iter::from_fn(|| self.sender.next_live_update()).peekable();
+        if updates.peek().is_some() {
+            inline.update(updates, now);
+        }
+        inline.send(now, DATAGRAMS_PER_TURN)
+    }
+
+    /// Binds what is to be bound; once.
+    pub(super) fn open_sockets(&mut self) -> Result<(), String> {
+        if self.listener.is_some() {
+            return Ok(());
+        }
+        let parts = &self.parts;
+        let listener = patiently(|| tcp::listen(&parts.bind)).map_err(|error| {
+            format!("bind = \"{}\": {error}; take another port, or stop what listens there", parts.bind)
+        })?;
+        let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("bind: {error}"))?;
+        let _ = parts.address.set(address);
+        self.listener = Some(listener);
+        let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
+        if let Some(multicast) = &parts.settings.multicast {
+            let told = |what: &str, error: std::io::Error| {
+                let (group, interface) = (multicast.group, parts.interface);
+                format!("multicast = \"{group}\" through {interface}: {what}: {error}; name an interface's own address")
+            };
+            let socket = UdpSocket::bind(&any, false).map_err(|error| told("socket", error))?;
+            socket.send_multicast(parts.interface, multicast.ttl).map_err(|error| told("interface", error))?;
+            let _ = socket.send_buffer(SEND_BUFFER_BYTES);
+            socket.connect(&multicast.group.into()).map_err(|error| told("route", error))?;
+            self.outlets.multicast = Some(socket);
+        }
+        if let Some(port) = parts.settings.unicast_port {
+            // From the address that mirrors connected to, where it is one: they take datagrams from nowhere else.
+            let ip = if parts.bind.is_ipv4() { parts.bind.ip() } else { any.ip() };
+            let socket = patiently(|| UdpSocket::bind(&SocketAddr::from((ip, port)), false))
+                .map_err(|error| format!("udp = {port}: {error}; take another port, or stop what listens there"))?;
+            let _ = socket.send_buffer(SEND_BUFFER_BYTES);
+            self.outlets.unicast = Some(socket);
+            self.punches = Some(Box::default());
+        }
+        Ok(())
+    }
+
+    /// Opens the ring, or what has taken its place; looks whether its producer lives.
+    fn look_at_file(&mut self, turn: &mut Turn<'_>) {
+        if let Some(ring) = self.sender.ring_mut() {
+            let producer = ring.producer(turn.now);
+            self.state.producer_alive = producer == Producer::Alive;
+            self.state.producer_stalled = producer == Producer::Stalled;
+            if producer != Producer::Replaced && !self.replaced_by_now(producer) {
+                return;
+            }
+        }
+        let opened = RawReader::open(&self.parts.ring, self.parts.futex).or_else(|error| match self.parts.futex {
+            // A ring that this process may only read is looked at by time.
+            true => RawReader::open(&self.parts.ring, false).map_err(|_| error),
+            false => Err(error),
+        });
+        match opened {
+            Ok(ring) => self.attach(turn, ring),
+            Err(error) => {
+                self.state.open_failures += u64::from(self.parts.ring.exists());
+                if !std::mem::replace(&mut self.missing_told, true) {
+                    tracing::warn!(serve = self.parts.name, %error, "no ring to serve yet");
+                }
+            }
+        }
+    }
+
+    /// A dead producer's path may lead to a new ring before the next look is due.
+    fn replaced_by_now(&self, producer: Producer) -> bool {
+        producer == Producer::Died
+            && self.sender.ring().and_then(RawReader::path_now) == Some(crate::sys::shm::PathNow::Replaced)
+    }
+
+    fn attach(&mut self, turn: &mut Turn<'_>, mut ring: RawReader) {
+        self.withdraw();
+        if std::mem::take(&mut self.futex_armed) {
+            let wait = turn.user_data(FUTEX | self.futex_number);
+            let _ = turn.ring.cancel_wait(wait, turn.user_data(CANCEL));
+        }
+        self.futex_number = (self.futex_number + 1) & 0xFFFF;
+        tracing::info!(
+            serve = self.parts.name,
+            ring = %self.parts.ring.display(),
+            head = ring.head(),
+            incarnation = format!("{:016x}", ring.incarnation()),
+            "serving"
+        );
+        self.state.producer_alive = ring.producer(turn.now) == Producer::Alive;
+        (self.state.attached, self.missing_told) = (true, false);
+        // A producer's own sender stays with its ring; this one's datagrams are sent here until it is taken out as well.
+        self.inline = None;
+        self.sender.attach(ring, turn.now);
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        let Some(listener) = &self.listener else { return };
+        self.accepting = turn.ring.accept(listener.as_fd(), turn.user_data(ACCEPT)).is_ok();
+    }
+
+    fn accepted(&mut self, turn: &mut Turn<'_>, result: i32) {
+        self.accepting = turn.ring.more();
+        let Some(socket) = turn.ring.take_descriptor() else {
+            self.state.accepts_failed += u64::from(result < 0);
+            return;
+        };
+        // One that has gone already has no address.
+        let Ok(peer) = tcp::peer_address(socket.as_fd()) else { return };
+        if self.stopping.is_some() || (self.parts.once && self.served_one) {
+            return;
+        }
+        let _ = tcp::tune(socket.as_fd(), self.parts.dead_after);
+        match self.sender.accept(peer, turn.now) {
+            Ok(id) => {
+                self.served_one = true;
+                tracing::debug!(serve = self.parts.name, %peer, "connection");
+                let connection = Connection { id, socket, peer, receiving: false, sending: false, closing: false };
+                let at = match self.free.pop() {
+                    Some(at) => at as usize,
+                    None => {
+                        self.connections.push(None);
+                        self.connections.len() - 1
+                    }
+                };
+                self.connections[at] = Some(connection);
+                self.state.connections += 1;
+                self.receive(turn, at, Vec::with_capacity(RECEIVE_BYTES));
+            }
+            Err(refusal) => tracing::debug!(serve = self.parts.name, %peer, %refusal, "connection refused"),
+        }
+    }
+
+    fn receive(&mut self, turn: &mut Turn<'_>, at: usize, mut bytes: Vec<u8>) {
+        let Some(connection) = self.connections[at].as_mut() else { return };
+        bytes.clear();
+        let tag = turn.user_data(RECEIVE | at as u64);
+        connection.receiving = turn.ring.receive(connection.socket.as_fd(), bytes, RECEIVE_BYTES, tag).is_ok();
+        if !connection.receiving {
+            self.close(at, None);
+        }
+    }
+
+    fn received(&mut self, turn: &mut Turn<'_>, at: usize, result: i32) {
+        let bytes = turn.ring.take_bytes();
+        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
+        connection.receiving = false;
+        let (id, closing) = (connection.id, connection.closing);
+        match bytes {
+            Some(bytes) if result > 0 && !closing => {
+                self.sender.on_bytes(id, &bytes, turn.now);
+                self.receive(turn, at, bytes);
+            }
+            _ => {
+                self.close(at, None);
+                self.forget_if_idle(at);
+            }
+        }
+    }
+
+    fn sent(&mut self, turn: &mut Turn<'_>, at: usize, result: i32) {
+        let bytes = turn.ring.take_bytes();
+        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
+        connection.sending = false;
+        let whole = bytes.as_ref().is_some_and(|bytes| usize::try_from(result) == Ok(bytes.len()));
+        if let Some(bytes) = bytes {
+            self.keep_spare(bytes);
+        }
+        if !whole {
+            self.close(at, None);
+        }
+        self.forget_if_idle(at);
+    }
+
+    fn keep_spare(&mut self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        if self.spare_bytes + bytes.capacity() <= SPARE_BYTES_MAX {
+            self.spare_bytes += bytes.capacity();
+            self.spare.push(bytes);
+        }
+    }
+
+    fn take_spare(&mut self) -> Vec<u8> {
+        match self.spare.pop() {
+            Some(bytes) => {
+                self.spare_bytes -= bytes.capacity();
+                bytes
+            }
+            None => Vec::with_capacity(SEND_BYTES),
+        }
+    }
+
+    /// Ends a connection; its place is free once its requests are done. With a reason it is the machine's wish.
+    fn close(&mut self, at: usize, reason: Option<CloseReason>) {
+        let Some(connection) = self.connections[at].as_mut() else { return };
+        if connection.closing {
+            return;
+        }
+        connection.closing = true;
+        match reason {
+            Some(reason) => tracing::debug!(serve = self.parts.name, peer = %connection.peer, %reason, "closed"),
+            None => {
+                tracing::debug!(serve = self.parts.name, peer = %connection.peer, "gone");
+                self.sender.on_closed(connection.id);
+            }
+        }
+        tcp::shutdown(connection.socket.as_fd(), Shutdown::Both);
+        self.forget_if_idle(at);
+    }
+
+    fn forget_if_idle(&mut self, at: usize) {
+        let done = |c: &Connection| c.closing && !c.receiving && !c.sending;
+        if self.connections[at].as_ref().is_some_and(done) {
+            self.connections[at] = None;
+            self.free.push(at as u32);
+            self.state.connections -= 1;
+        }
+    }
+
+    /// Lets every session that has no send under way send; none waits for another's. How many sends.
+    fn poll_streams(&mut self, turn: &mut Turn<'_>) -> usize {
+        let mut sends = 0;
+        for at in 0..self.connections.len() {
+            let Some(connection) = self.connections[at].as_mut().filter(|c| !c.sending && !c.closing) else { continue };
+            match self.sender.poll_stream(connection.id, &mut self.outgoing, turn.now) {
+                StreamPoll::Idle => {}
+                StreamPoll::Close(reason) => {
+                    self.outgoing.clear();
+                    self.close(at, Some(reason));
+                }
+                StreamPoll::Data => {
+                    let next = self.take_spare();
+                    let bytes = std::mem::replace(&mut self.outgoing, next);
+                    let Some(connection) = self.connections[at].as_mut() else { continue };
+                    let tag = turn.user_data(SEND | at as u64);
+                    connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, 0, tag).is_ok();
+                    sends += 1;
+                    if !connection.sending {
+                        self.close(at, None);
+                    }
+                }
+            }
+        }
+        sends
+    }
+
+    /// Takes PUNCH datagrams; a poll says when there are any, so that none costs nothing.
+    fn take_punches(&mut self, turn: &mut Turn<'_>) -> usize {
+        let (Some(socket), Some(batch)) = (&self.outlets.unicast, &mut self.punches) else { return 0 };
+        if !self.punch_polled {
+            let tag = turn.user_data(PUNCH);
+            self.punch_polled = turn.ring.poll_once(socket.as_fd(), tag).is_ok();
+        }
+        if !self.punch_waits {
+            return 0;
+        }
+        let mut taken = 0;
+        while taken < DATAGRAMS_PER_TURN {
+            if batch.is_empty() && !matches!(socket.receive(batch, CALL_MESSAGES), Ok(1..)) {
+                self.punch_waits = false;
+                break;
+            }
+            while let Some((from, bytes)) = batch.next_datagram() {
+                self.sender.on_datagram(from, bytes, turn.now);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    /// What is looked at by time.
+    fn look(&mut self, turn: &mut Turn<'_>) {
+        self.look_at = turn.now + LOOK_NS;
+        while let Some((id, reason)) = self.sender.next_closed(turn.now) {
+            let place = |c: &Option<Connection>| c.as_ref().is_some_and(|c| c.id == id && !c.closing);
+            if let Some(at) = self.connections.iter().position(place) {
+                self.close(at, Some(reason));
+            }
+        }
+        if !self.accepting && self.stopping.is_none() {
+            self.accept(turn);
+        }
+        if turn.now >= self.file_look_at {
+            self.file_look_at = turn.now + FILE_LOOK_NS;
+            self.look_at_file(turn);
+        }
+        if self.parts.once && self.served_one && self.state.connections == 0 {
+            self.state.ended = true;
+        }
+        if let Some(ring) = self.sender.ring() {
+            (self.state.head, self.state.incarnation) = (ring.head(), ring.incarnation());
+        }
+        self.state.machine = *self.sender.counters();
+        self.parts.books.write(&self.state);
+        if turn.now >= self.sessions_look_at
+            && let Ok(mut shown) = self.parts.books.sessions.try_lock()
+        {
+            self.sessions_look_at = turn.now + SESSIONS_LOOK_NS;
+            shown.clear();
+            shown.extend(self.sender.sessions());
+        }
+    }
+
+    fn withdraw(&mut self) {
+        if std::mem::take(&mut self.announced)
+            && let Some(ring) = self.sender.ring()
+        {
+            ring.withdraw();
+        }
+    }
+}
+
+impl Worker for ServeWorker {
+    fn name(&self) -> &str {
+        &self.parts.name
+    }
+
+    /// After the arbiters, which may publish into the ring.
+    fn stage(&self) -> u8 {
+        2
+    }
+
+    fn start(&mut self, turn: &mut Turn<'_>) -> Result<Vec<RawFd>, String> {
+        self.now = turn.now;
+        self.open_sockets()?;
+        self.futex_known = self.parts.futex && turn.ring.knows_futex_wait();
+        self.look(turn);
+        Ok(Vec::new())
+    }
+
+    fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
+        self.now = turn.now;
+        let mut work = match self.inline {
+            None => self.sender.poll_datagrams(turn.now, &mut self.outlets, DATAGRAMS_PER_TURN),
+            Some(_) if turn.now < self.inline_look_at => 0,
+            Some(_) => {
+                self.inline_look_at = turn.now + INLINE_LOOK_NS;
+                self.look_after_inline(turn.now)
+            }
+        };
+        work += self.poll_streams(turn);
+        work += self.take_punches(turn);
+        // A full socket empties within microseconds: that is no time to sleep.
+        work += usize::from(self.sender.is_datagram_blocked());
+        if turn.now >= self.look_at {
+            self.look(turn);
+        }
+        self.idle = work == 0;
+        work
+    }
+
+    fn complete(&mut self, turn: &mut Turn<'_>, tag: u64, result: i32) {
+        let at = (tag & !KIND) as usize;
+        match tag & KIND {
+            ACCEPT => self.accepted(turn, result),
+            PUNCH => (self.punch_polled, self.punch_waits) = (false, true),
+            // A wait on an earlier ring's word is no longer counted with.
+            FUTEX => self.futex_armed &= at as u64 != self.futex_number,
+            CANCEL => {}
+            RECEIVE => self.received(turn, at, result),
+            SEND => self.sent(turn, at, result),
+            other => unreachable!("no request is made with tag {other:#x}"),
+        }
+    }
+
+    /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
+    fn before_sleep(&mut self, turn: &mut Turn<'_>) {
+        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
+        if !self.futex_known || self.announced || self.state.connections == 0 {
+            return;
+        }
+        let Some(ring) = self.sender.ring() else { return };
+        let Some(value) = ring.announce(ring.head() + 1) else { return };
+        self.announced = true;
+        if !self.futex_armed
+            && let Some(word) = ring.futex()
+        {
+            let tag = turn.user_data(FUTEX | self.futex_number);
+            self.futex_armed = turn.ring.futex_wait(word, value, tag).is_ok();
+        }
+    }
+
+    fn after_sleep(&mut self) {
+        self.withdraw();
+    }
+
+    fn deadline(&self) -> Option<i64> {
+        // Where nothing else wakes the core for a record it looks by time.
+        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let by_time = if woken { self.file_look_at } else { self.look_at };
+        let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
+        Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))
+    }
+
+    fn stop(&mut self, turn: &mut Turn<'_>) {
+        self.stopping = Some(turn.now);
+        self.idle = false;
+        self.state.head = self.sender.ring().map_or(0, RawReader::head);
+        // The request holds the listener open.
+        let _ = turn.ring.cancel(turn.user_data(ACCEPT), turn.user_data(CANCEL));
+        self.listener = None;
+    }
+
+    fn drained(&self) -> bool {
+        let Some(since) = self.stopping else { return false };
+        let sending = self.connections.iter().flatten().any(|connection| connection.sending);
+        let behind = self.sender.sessions().any(|session| session.next <= self.state.head && session.next > 0);
+        (self.idle && !sending && !behind) || self.now - since > DRAIN_NS
+    }
+
+    fn finish(&mut self) {
+        self.withdraw();
+        for at in 0..self.connections.len() {
+            self.close(at, None);
+        }
+        self.state.machine = *self.sender.counters();
+        self.parts.books.write(&self.state);
+    }
+}
