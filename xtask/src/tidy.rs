@@ -174,6 +174,7 @@ fn is_pure(inside: &str) -> bool {
         "ledger/client",
         "ledger/compress",
         "ledger/hub",
+        "ledger/keeper",
         "ledger/message",
         "ledger/order",
         "ledger/pacing",

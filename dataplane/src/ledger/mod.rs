@@ -10,6 +10,7 @@ pub mod compress;
 pub mod dump;
 pub mod follow;
 pub mod hub;
+pub mod keeper;
 pub mod message;
 pub mod order;
 pub mod pacing;

@@ -79,7 +79,9 @@ impl ShmError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         // The second is what touching pages says of a full file system.
-        Some(libc::ENOSPC | libc::EFAULT) => "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger",
+        Some(libc::ENOSPC | libc::EFAULT) => {
+            "; \"df /dev/shm\" shows the room: make the ring smaller, or mount it larger"
+        }
         Some(libc::EACCES | libc::EPERM) => "; the file's mode and owner decide who may open it",
         _ => "",
     }
