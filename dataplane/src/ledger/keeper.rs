@@ -181,9 +181,14 @@ impl Keeper {
     /// A keeper over the segments that a directory holds, in order of their numbers, which goes on with `run` (that of the latest
     /// segment, where there is one that can be gone on with).
     ///
-    /// Segments that were not sealed are sealed first; those of which nothing is served are deleted.
-    pub fn open(segments: Vec<Segment>, run: Run, settings: KeeperSettings) -> (Keeper, Opened) {
-        let serveable = retention::serveable(&segments);
+    /// Segments that were not sealed are sealed first; those of which nothing is kept are deleted. What is over the bounds, which
+    /// may be tighter than before, is not kept.
+    pub fn open(segments: Vec<Segment>, run: Run, settings: KeeperSettings, utc_ns: i64) -> (Keeper, Opened) {
+        let mut serveable = retention::serveable(&segments);
+        let joined = serveable.len() as u64;
+        if let Some(oldest) = retention::oldest_within(&serveable, &settings.bounds, utc_ns) {
+            serveable.retain(|record| record.stored.sequence >= oldest);
+        }
         let first = serveable.first().map(|record| record.stored);
         let all: u64 = segments.iter().map(|segment| segment.records.len() as u64).sum();
         let mut keeper = Keeper {
@@ -220,7 +225,7 @@ impl Keeper {
             }
         }
         let stored: Vec<Stored> = keeper.records.iter().map(|record| record.stored).collect();
-        let left_out = all - stored.len() as u64;
+        let left_out = all - joined;
         (keeper, Opened { stored, left_out, torn_bytes })
     }
 
@@ -407,7 +412,9 @@ impl Keeper {
 
     fn know(&mut self, number: u64, records: &[Record]) {
         let last = records.last().map_or(0, |record| record.stored.sequence);
-        self.known.push_back(Known { number, last });
+        // One that was left by a crash is sealed after later ones were found.
+        let at = self.known.partition_point(|known| known.number < number);
+        self.known.insert(at, Known { number, last });
     }
 
     /// Ledgers that have left retention before they were written are not written.
@@ -489,7 +496,7 @@ mod tests {
 
     impl Kit {
         fn new(settings: KeeperSettings) -> Kit {
-            let (keeper, opened) = Keeper::open(Vec::new(), run(1), settings);
+            let (keeper, opened) = Keeper::open(Vec::new(), run(1), settings, 0);
             assert_eq!(opened, Opened::default());
             Kit { hub: Hub::default(), keeper, now: 0 }
         }
@@ -578,6 +585,34 @@ mod tests {
         kit.ledger(8);
         kit.all();
         assert_eq!((kit.keeper.durable(), kit.hub.bounds()), (None, (5, 8)), "served, and not called durable");
+    }
+
+    /// A sealed segment of ledgers, as opening finds it.
+    fn found(number: u64, first: u32, last: u32, sealed: bool) -> Segment {
+        let record = |sequence: u32| {
+            let stored = Stored { sequence, frames: 3, wire_bytes: 100, segment: number, offset: 0 };
+            Record { stored, raw_bytes: 1, xxh64: 0, completed_ns: i64::from(sequence) }
+        };
+        let header = SegmentHeader { number, run: run(1) };
+        Segment { header, records: (first..=last).map(record).collect(), end: 999, sealed, damage: None }
+    }
+
+    #[test]
+    fn a_directory_is_gone_on_with_within_the_bounds() {
+        let segments = || vec![found(3, 1, 4, true), found(4, 9, 12, true), found(5, 13, 14, false)];
+        let bounds = Bounds { ledgers_max: 3, ..SETTINGS.bounds };
+        for (bounds, oldest, left_out) in [(SETTINGS.bounds, 9, 4), (bounds, 12, 4)] {
+            let (keeper, opened) = Keeper::open(segments(), run(1), KeeperSettings { bounds, ..SETTINGS }, 0);
+            let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0 };
+            assert_eq!((kit.hub.bounds(), opened.left_out), ((oldest, 14), left_out));
+            assert_eq!(kit.all(), ["delete 3", "sync 5", "seal 5"], "what a crash left is sealed first");
+            kit.ledger(15);
+            assert!(kit.all().contains(&"write 6 at 512".to_string()), "a new segment");
+        }
+        let bounds = Bounds { ledgers_max: 2, ..SETTINGS.bounds };
+        let (keeper, opened) = Keeper::open(segments(), run(1), KeeperSettings { bounds, ..SETTINGS }, 0);
+        let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0 };
+        assert_eq!(kit.all()[..2], ["delete 3", "delete 4"]);
     }
 
     #[test]

@@ -322,7 +322,8 @@ impl Connection {
     }
 
     /// Frames of a stored ledger cannot be read, or are not what was written: the connection ends as it stands, between two
-    /// messages, so that the subscriber sees a broken connection and no wrong byte.
+    /// messages, so that the subscriber sees a broken connection and no wrong byte. Where another read fails too, the owner takes the
+    /// ledger out of retention ([`Hub::prune`]): whoever asks for it again is told, and does not come back for ever.
     pub fn lost(&mut self) {
         self.state = State::Gone;
     }
