@@ -129,7 +129,7 @@ fn produce(source: &Mutex<Box<dyn Source>>, stage: &Stage, talk: &Talk) {
             return;
         }
         let mut source = source.lock().expect("nobody panics");
-        source.push(&[[ticks(), 0, WARM, 0, 0, 0, 0, !0]]);
+        push_warm(source.as_mut());
         drop(source);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -219,10 +219,7 @@ fn read(
     talk: &Talk,
     stage: &Stage,
 ) -> Value {
-    let total = load.ticks() * load.burst as u64;
-    let untimed = (UNTIMED_TICKS * load.burst as u64).min(total / 2);
-    let mut taken: Vec<u64> = Vec::with_capacity(total as usize);
-    let (mut received, mut next, mut disorder, mut torn) = (0, 0, 0_u64, 0_u64);
+    let mut tally = Tally::new(load, index);
     let repairs = path.repairs();
     talk.begun.store(index + 1, Ordering::Release);
     let mut own =
@@ -230,7 +227,7 @@ fn read(
     let mut end = i64::MAX;
     loop {
         let now_ns = monotonic_ns();
-        if received == total || now_ns > end {
+        if tally.is_whole() || now_ns > end {
             break;
         }
         if let Some((pusher, source)) = &mut own
@@ -241,16 +238,7 @@ fn read(
         path.step();
         while let Some(record) = path.receive() {
             let now = ticks();
-            if record[LOAD] != index {
-                continue;
-            }
-            torn += u64::from(record[CHECK] != !record[NUMBER]);
-            disorder += u64::from(record[NUMBER] < next);
-            next = record[NUMBER] + 1;
-            received += 1;
-            if record[NUMBER] >= untimed {
-                taken.push(now.saturating_sub(record[STAMP]));
-            }
+            tally.add(&record, now);
         }
         let pushed = match &own {
             Some((pusher, _)) => pusher.next_at().is_none(),
@@ -260,14 +248,82 @@ fn read(
             end = now_ns + SETTLE_NS;
         }
     }
-    taken.sort_unstable();
-    let us = |percent: f64| {
-        let at = (taken.len() as f64 * percent / 100.0).ceil() as usize;
-        taken.get(at.clamp(1, taken.len().max(1)) - 1).map(|&ticks| ticks as f64 * stage.ns_per_tick / 1_000.0)
-    };
-    json!({
-        "load": load.name, "sent": total, "received": received, "disorder": disorder, "torn": torn,
-        "repairs": path.repairs() - repairs, "timed": taken.len(),
-        "p50": us(50.0), "p90": us(90.0), "p99": us(99.0), "p999": us(99.9), "max": us(100.0),
-    })
+    tally.report(stage.ns_per_tick, path.repairs() - repairs)
+}
+
+/// What a reader knows of one load.
+pub struct Tally<'a> {
+    load: &'a Load,
+    index: u64,
+    total: u64,
+    untimed: u64,
+    taken: Vec<u64>,
+    received: u64,
+    next: u64,
+    disorder: u64,
+    torn: u64,
+}
+
+impl Tally<'_> {
+    pub fn new(load: &Load, index: u64) -> Tally<'_> {
+        let total = load.ticks() * load.burst as u64;
+        let untimed = (UNTIMED_TICKS * load.burst as u64).min(total / 2);
+        let taken = Vec::with_capacity(total as usize);
+        Tally { load, index, total, untimed, taken, received: 0, next: 0, disorder: 0, torn: 0 }
+    }
+
+    /// A record that was read at `now` (ticks); those of other loads are not counted.
+    #[inline]
+    pub fn add(&mut self, record: &Record, now: u64) {
+        if record[LOAD] != self.index {
+            return;
+        }
+        self.torn += u64::from(record[CHECK] != !record[NUMBER]);
+        self.disorder += u64::from(record[NUMBER] < self.next);
+        self.next = record[NUMBER] + 1;
+        self.received += 1;
+        if record[NUMBER] >= self.untimed {
+            self.taken.push(now.saturating_sub(record[STAMP]));
+        }
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.received == self.total
+    }
+
+    /// Whether a record is of a load that comes after this one.
+    pub fn is_later(&self, record: &Record) -> bool {
+        record[LOAD] > self.index && record[LOAD] != WARM
+    }
+
+    pub fn report(mut self, ns_per_tick: f64, repairs: u64) -> Value {
+        self.taken.sort_unstable();
+        let taken = &self.taken;
+        let us = |percent: f64| {
+            let at = (taken.len() as f64 * percent / 100.0).ceil() as usize;
+            taken.get(at.clamp(1, taken.len().max(1)) - 1).map(|&ticks| ticks as f64 * ns_per_tick / 1_000.0)
+        };
+        json!({
+            "load": self.load.name, "sent": self.total, "received": self.received, "disorder": self.disorder,
+            "torn": self.torn, "repairs": repairs, "timed": taken.len(),
+            "p50": us(50.0), "p90": us(90.0), "p99": us(99.0), "p999": us(99.9), "max": us(100.0),
+        })
+    }
+}
+
+/// A record behind the last load.
+pub const LAST: Load = Load { name: "last", burst: 1, tick_ns: 1_000_000, ms: 2, even: false };
+
+/// Pushes one load to its end, without a word from the reader.
+pub fn push_load(source: &mut dyn Source, load: &Load, index: u64) {
+    let mut pusher = Pusher::new(load, index);
+    while let Some(at) = pusher.next_at() {
+        sleep_until(at);
+        pusher.push(source);
+    }
+}
+
+/// Pushes one record that no load counts.
+pub fn push_warm(source: &mut dyn Source) {
+    source.push(&[[ticks(), 0, WARM, 0, 0, 0, 0, !0]]);
 }

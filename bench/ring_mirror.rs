@@ -1,5 +1,6 @@
 //! From a push on the source's ring to a read on its copy's, over sockets of this host, beside bare sockets in the same
-//! topology and the peer: `cargo xtask bench ring-mirror | ring-even-rates | ring-ladder`, each a part of this program.
+//! topology and the peer: `cargo xtask bench ring-mirror | ring-even-rates | ring-parked | ring-hub | ring-ladder`, each a
+//! part of this program.
 //!
 //! Each cell (what × transport) is a process of its own, since a peer's server never ends; it goes through all loads of its
 //! part and reports. Cells take turns, rounds repeat, and ratios are formed within a round. As root, what sends has a
@@ -11,6 +12,7 @@
 mod common;
 mod paced;
 mod pinned;
+mod ring_parked;
 mod ring_paths;
 
 use std::collections::BTreeMap;
@@ -52,6 +54,10 @@ const EVEN_RATES: &[Load] = &[
     even("even-200k", 5_000, 500),
     even("even-300k", 3_333, 500),
 ];
+/// What wakes whom, four processes long; bursts as above.
+const PARKED: &[Load] = &[load("1k", 1, 1_000_000, 1_000), load("10k", 1, 100_000, 500), load("100k", 5, 50_000, 500)];
+/// A leaf behind a hub.
+const HUB: &[Load] = &[load("1k", 1, 1_000_000, 1_000), load("10k", 1, 100_000, 500), load("100k", 5, 50_000, 500)];
 /// All must arrive, in order.
 const LADDER: &[Load] = &[
     load("1k", 1, 1_000_000, 5_000),
@@ -79,6 +85,20 @@ struct Part {
     /// Every record must arrive in order, else the program fails.
     strict: bool,
 }
+
+/// Medians that are set beside one another, in each round: whose, over what, the measure's name, beside whose (the floors
+/// are UDP's).
+const RATIOS: &[(&str, &[Transport], &str, Cell)] = &[
+    ("sluice", &[Udp, Multicast], "p50_of_floor", ("floor-separate", Udp)),
+    ("sluice-inline", &[Udp, Multicast], "p50_of_floor", ("floor-inline", Udp)),
+    ("sluice-parked", &[Udp, Multicast, Tcp], "p50_of_floor", ("floor-parked", Udp)),
+    ("ringfire-linger0", &[Udp, Multicast], "p50_of_floor", ("floor-separate", Udp)),
+    ("ringfire-parked", &[Udp, Multicast, Tcp], "p50_of_floor", ("floor-parked", Udp)),
+    ("sluice", &[Tcp], "p50_of_udp", ("sluice", Udp)),
+    ("sluice-hub", &[Udp], "p50_of_direct", ("sluice", Udp)),
+    ("sluice-hub", &[Multicast], "p50_of_direct", ("sluice", Multicast)),
+    ("sluice-hub", &[Tcp], "p50_of_direct", ("sluice", Tcp)),
+];
 
 const PARTS: &[Part] = &[
     Part {
@@ -117,6 +137,35 @@ const PARTS: &[Part] = &[
         strict: false,
     },
     Part {
+        name: "parked",
+        cells: &[
+            ("floor-parked", Udp),
+            ("sluice-parked", Udp),
+            ("ringfire-parked", Udp),
+            ("sluice-parked", Multicast),
+            ("ringfire-parked", Multicast),
+            ("sluice-parked", Tcp),
+            ("ringfire-parked", Tcp),
+        ],
+        loads: PARKED,
+        rounds: 3,
+        strict: false,
+    },
+    Part {
+        name: "hub",
+        cells: &[
+            ("sluice", Udp),
+            ("sluice-hub", Udp),
+            ("sluice", Multicast),
+            ("sluice-hub", Multicast),
+            ("sluice", Tcp),
+            ("sluice-hub", Tcp),
+        ],
+        loads: HUB,
+        rounds: 5,
+        strict: false,
+    },
+    Part {
         name: "ladder",
         cells: &[("sluice", Tcp), ("sluice", Udp), ("sluice", Multicast), ("sluice-inline", Udp)],
         loads: LADDER,
@@ -148,6 +197,7 @@ fn open(contender: &str, opening: &Opening) -> Ends {
         "floor-separate" => ring_paths::floor_separate(opening),
         "sluice" => ring_paths::sluice(opening, false),
         "sluice-inline" => ring_paths::sluice(opening, true),
+        "sluice-hub" => ring_paths::sluice_hub(opening),
         "ringfire" => ring_paths::ringfire(opening, None),
         "ringfire-linger0" => ring_paths::ringfire(opening, Some(Duration::ZERO)),
         other => panic!("nothing is named \"{other}\""),
@@ -159,6 +209,13 @@ fn cell(part: &Part, contender: &str, transport: Transport) {
     let (first, last) = pinned::two_cpus().expect("the parent looked");
     let length: u64 = part.loads().iter().map(|load| load.ms).sum();
     pinned::end_after(Duration::from_millis(length) + OVERDUE);
+    if contender.ends_with("-parked") {
+        let folder = common::memory_folder();
+        for report in ring_parked::run(contender, transport, part.loads(), part.name, folder.path()) {
+            println!("{report}");
+        }
+        return;
+    }
     pinned::pin(last);
     let ns_per_tick = pinned::ns_per_tick();
     println!("{}", json!({ "line_ns": pinned::probe(first, ns_per_tick) }));
@@ -233,6 +290,20 @@ impl Found {
         }
     }
 
+    /// Sets the medians of a round beside one another.
+    fn compare(&mut self, round: &BTreeMap<(usize, &'static str, &'static str), f64>) {
+        for &(contender, transports, measure, (other, over)) in RATIOS {
+            for transport in transports {
+                for (load, value) in round.iter().filter(|(key, _)| key.1 == transport.name() && key.2 == contender) {
+                    if let Some(beside) = round.get(&(load.0, over.name(), other)) {
+                        let place = (load.0, transport.name(), contender, measure);
+                        self.samples.entry(place).or_default().push(value / beside);
+                    }
+                }
+            }
+        }
+    }
+
     fn of(&self, load: usize, transport: &'static str, contender: &'static str, measure: &'static str) -> &[f64] {
         self.samples.get(&(load, transport, contender, measure)).map_or(&[], Vec::as_slice)
     }
@@ -243,14 +314,20 @@ impl Found {
             println!("{} ({each}): us from push to read, median (lowest-highest) of rounds", named.name);
             print!("{:<28} {:>3}", "", "n");
             ["p50", "p90", "p99", "p99.9"].iter().for_each(|name| print!(" {name:>22}"));
-            println!(" {:>10} {:>8} {:>8}", "delivered", "disorder", "repairs");
+            println!(" {:>10} {:>8} {:>8}  p50 beside", "delivered", "disorder", "repairs");
             for &(contender, transport) in part.cells {
                 let of = |measure| self.of(load, transport.name(), contender, measure);
                 print!("{:<28} {:>3}", format!("{contender}, {}", transport.name()), of("delivered").len());
                 PERCENTILES.iter().for_each(|name| print!(" {:>22}", range(of(name), 1)));
                 let least = of("delivered").iter().copied().fold(f64::INFINITY, f64::min);
                 let sum = |measure| of(measure).iter().sum::<f64>();
-                println!(" {least:>9.4}% {:>8} {:>8}", sum("disorder"), sum("repairs"));
+                print!(" {least:>9.4}% {:>8} {:>8}", sum("disorder"), sum("repairs"));
+                for measure in ["p50_of_floor", "p50_of_udp", "p50_of_direct"] {
+                    if !of(measure).is_empty() {
+                        print!("  {} {}", range(of(measure), 2), &measure[4..]);
+                    }
+                }
+                println!();
             }
             println!();
         }
@@ -284,13 +361,21 @@ fn run_part(part: &'static Part) -> bool {
     let mut found = Found::default();
     let rounds = if common::is_test() { 1 } else { part.rounds };
     for round in 0..rounds {
+        let mut medians = BTreeMap::new();
         for step in 0..part.cells.len() {
             let cell = part.cells[(round + step) % part.cells.len()];
             match run_cell(part, cell) {
-                Ok(reports) => reports.iter().for_each(|report| found.add(part, cell, report)),
+                Ok(reports) => reports.iter().for_each(|report| {
+                    found.add(part, cell, report);
+                    let load = part.loads().iter().position(|load| report["load"] == load.name);
+                    if let (Some(load), Some(p50)) = (load, report["p50"].as_f64()) {
+                        medians.insert((load, cell.1.name(), cell.0), p50);
+                    }
+                }),
                 Err(what) => found.broken.push(what),
             }
         }
+        found.compare(&medians);
     }
     println!("ring-{}: {rounds} round(s) in {:.0?}", part.name, started.elapsed());
     found.print(part);
@@ -304,6 +389,10 @@ fn main() {
     {
         let part = Part::named(part).expect("a part of this program");
         return cell(part, contender, Transport::of(transport).expect("a transport"));
+    }
+    if words.first().is_some_and(|word| word == "role") {
+        let part = words.get(4).and_then(|part| Part::named(part)).expect("a part of this program");
+        return ring_parked::role(&words, part.loads());
     }
     if pinned::two_cpus().is_none() {
         println!("skipped: needs two CPUs");

@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::path::Path as FilePath;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use sluice::config;
@@ -53,19 +53,19 @@ pub struct Opening<'a> {
 pub type Ends = (Box<dyn Source>, Box<dyn Path>);
 
 /// Slots of the source ring: 65 ms at a million records a second.
-const CAPACITY: u64 = 65_536;
-const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;
+pub const CAPACITY: u64 = 65_536;
+pub const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Of the administratively scoped block.
-const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 77, 1);
+pub const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 77, 1);
 /// The budget of a datagram, as both the peer's and our default.
-const MTU: usize = 1_472;
-const HEADER_BYTES: usize = 16;
-const RECORD_BYTES: usize = 64;
+pub const MTU: usize = 1_472;
+pub const HEADER_BYTES: usize = 16;
+pub const RECORD_BYTES: usize = 64;
 /// 22 records of 64 bytes.
-const RECORDS_PER_DATAGRAM: usize = (MTU - HEADER_BYTES) / RECORD_BYTES;
+pub const RECORDS_PER_DATAGRAM: usize = (MTU - HEADER_BYTES) / RECORD_BYTES;
 
 /// A port that is free now.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let socket = UdpSocket::bind((LOCAL, 0)).expect("a socket");
     socket.local_addr().expect("bound").port()
 }
@@ -82,7 +82,7 @@ fn as_sender(cpu: usize, realtime: bool, work: impl FnOnce() + Send + 'static) {
 }
 
 /// A datagram of up to 22 records behind a header's worth of bytes.
-fn datagram(records: &[Record], out: &mut Vec<u8>) {
+pub fn datagram(records: &[Record], out: &mut Vec<u8>) {
     out.clear();
     out.resize(HEADER_BYTES, 0);
     out[..8].copy_from_slice(&(records.len() as u64).to_le_bytes());
@@ -242,7 +242,7 @@ pub fn ringfire(opening: &Opening, linger: Option<Duration>) -> Ends {
         let ended = server.run();
         eprintln!("the peer's server ended: {ended:?}");
     });
-    let mirror = connect(at, &copy, opening.transport);
+    let mirror = connect(at, &copy, opening.transport, true).expect("the peer's mirror");
     let reader = ringfire::RingConsumer::<Record>::attach(&copy).expect("a reader of the copy");
     if opening.realtime {
         pinned::realtime_named("ringfire-serve", SENDER_PRIORITY + 5);
@@ -251,12 +251,17 @@ pub fn ringfire(opening: &Opening, linger: Option<Duration>) -> Ends {
     (Box::new(RingfireSource(producer)), Box::new(RingfirePath { mirror, reader }))
 }
 
-fn connect(at: SocketAddr, copy: &FilePath, transport: Transport) -> ringfire::Mirror {
-    let builder = ringfire::Mirror::builder().spin(true).interface(LOCAL).unicast(transport == Transport::Udp);
-    builder.connect(at, copy).expect("the peer's mirror")
+pub fn connect(
+    at: SocketAddr,
+    copy: &FilePath,
+    transport: Transport,
+    spin: bool,
+) -> Result<ringfire::Mirror, ringfire::RingfireError> {
+    let builder = ringfire::Mirror::builder().spin(spin).interface(LOCAL).unicast(transport == Transport::Udp);
+    builder.connect(at, copy)
 }
 
-struct RingfireSource(ringfire::RingProducer<Record>);
+pub struct RingfireSource(pub ringfire::RingProducer<Record>);
 
 impl Source for RingfireSource {
     fn push(&mut self, records: &[Record]) {
@@ -290,8 +295,44 @@ pub fn sluice(opening: &Opening, inline: bool) -> Ends {
     let (source, copy) = (opening.folder.join("source"), opening.folder.join("copy"));
     let settings = RingSettings { capacity: CAPACITY, ..RingSettings::default() };
     let producer = RingProducer::<Record>::create(&source, &settings).expect("a ring");
-    let mut serve = config::Serve::new("bench", "", source, SocketAddr::from((LOCAL, 0)));
-    match opening.transport {
+    let serve = serve_settings(&source, opening.transport);
+    let (told, server) = channel();
+    as_sender(opening.cpu, opening.realtime && !inline, move || serve_for_ever(&serve, inline, &told));
+    let (at, sender) = server.recv().expect("a server");
+    let mut mirror = Mirror::new(&mirror_settings(at, &copy, opening.transport)).expect("a mirror");
+    while !mirror.status().live {
+        mirror.step().expect("a mirror");
+    }
+    let source: Box<dyn Source> = match sender {
+        Some(sender) => Box::new(SluiceSource(producer.with_sender(sender))),
+        None => Box::new(SluiceSource(producer)),
+    };
+    (source, Box::new(SluicePath { mirror, hub: None, reader: reader_of(&copy) }))
+}
+
+/// The same, and the copy served again: the reader's ring is a leaf's. Hub and leaf are stepped in turns by one thread.
+pub fn sluice_hub(opening: &Opening) -> Ends {
+    let (source, path) = sluice(opening, false);
+    drop(path);
+    let at = SERVED_AT.get().copied().expect("served by the call before");
+    let (copy, leaf) = (opening.folder.join("hub"), opening.folder.join("leaf"));
+    let mut hub = Mirror::new(&mirror_settings(at, &copy, opening.transport)).expect("a mirror");
+    while !hub.status().live {
+        hub.step().expect("a mirror");
+    }
+    let mut server = Server::new(&serve_settings(&copy, opening.transport)).expect("a server");
+    let mut mirror = Mirror::new(&mirror_settings(server.address(), &leaf, opening.transport)).expect("a mirror");
+    while !mirror.status().live {
+        hub.step().expect("a mirror");
+        server.step().expect("a server");
+        mirror.step().expect("a mirror");
+    }
+    (source, Box::new(SluicePath { mirror, hub: Some((hub, server)), reader: reader_of(&leaf) }))
+}
+
+fn serve_settings(ring: &FilePath, transport: Transport) -> config::Serve {
+    let mut serve = config::Serve::new("bench", "", ring.to_path_buf(), SocketAddr::from((LOCAL, 0)));
+    match transport {
         Transport::Tcp => {}
         Transport::Udp => serve.udp = Some(free_port()),
         Transport::Multicast => {
@@ -299,23 +340,18 @@ pub fn sluice(opening: &Opening, inline: bool) -> Ends {
             serve.interface = LOCAL;
         }
     }
-    let (told, server) = channel();
-    as_sender(opening.cpu, opening.realtime && !inline, move || serve_for_ever(&serve, inline, &told));
-    let (at, sender) = server.recv().expect("a server");
-    let mut mirror = config::Mirror::new("bench", "", at.to_string(), copy.clone());
+    serve
+}
+
+fn mirror_settings(at: SocketAddr, copy: &FilePath, transport: Transport) -> config::Mirror {
+    let mut mirror = config::Mirror::new("bench", "", at.to_string(), copy.to_path_buf());
     mirror.interface = LOCAL;
-    mirror.unicast = opening.transport == Transport::Udp;
-    let mut mirror = Mirror::new(&mirror).expect("a mirror");
-    while !mirror.status().live {
-        mirror.step().expect("a mirror");
-    }
-    let reader =
-        RingConsumer::open(&copy, StartAt::Oldest, &ConsumerSettings::default()).expect("a reader of the copy");
-    let source: Box<dyn Source> = match sender {
-        Some(sender) => Box::new(SluiceSource(producer.with_sender(sender))),
-        None => Box::new(SluiceSource(producer)),
-    };
-    (source, Box::new(SluicePath { mirror, reader }))
+    mirror.unicast = transport == Transport::Udp;
+    mirror
+}
+
+fn reader_of(copy: &FilePath) -> RingConsumer<Record> {
+    RingConsumer::open(copy, StartAt::Oldest, &ConsumerSettings::default()).expect("a reader of the copy")
 }
 
 /// Steps a server of this thread; tells where it listens, and hands out its datagram half if that is asked for.
@@ -325,6 +361,7 @@ fn serve_for_ever(serve: &config::Serve, inline: bool, told: &Told) {
         server.step().expect("a server");
     }
     let half = inline.then(|| server.inline().expect("the ring again").expect("datagrams"));
+    let _ = SERVED_AT.set(server.address());
     told.send((server.address(), half)).expect("somebody asked");
     loop {
         if inline {
@@ -334,12 +371,15 @@ fn serve_for_ever(serve: &config::Serve, inline: bool, told: &Told) {
     }
 }
 
+/// Where this process's source is served.
+static SERVED_AT: OnceLock<SocketAddr> = OnceLock::new();
+
 /// Where a server listens, and what sends inline.
 type Told = std::sync::mpsc::Sender<(SocketAddr, Option<InlineUdp>)>;
 /// The server of a producer that sends inline looks after heartbeats and repair.
 const INLINE_WAIT: Duration = Duration::from_millis(1);
 
-struct SluiceSource<S>(RingProducer<Record, S>);
+pub struct SluiceSource<S>(pub RingProducer<Record, S>);
 
 impl<S: InlineSender + Send> Source for SluiceSource<S> {
     fn push(&mut self, records: &[Record]) {
@@ -352,11 +392,17 @@ impl<S: InlineSender + Send> Source for SluiceSource<S> {
 
 struct SluicePath {
     mirror: Mirror,
+    /// What is between the source and the mirror.
+    hub: Option<(Mirror, Server)>,
     reader: RingConsumer<Record>,
 }
 
 impl Path for SluicePath {
     fn step(&mut self) {
+        if let Some((hub, server)) = &mut self.hub {
+            hub.step().expect("a mirror");
+            server.step().expect("a server");
+        }
         self.mirror.step().expect("a mirror");
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use sluice::ring::{ConsumerSettings, RingConsumer, RingProducer, RingSettings, StartAt};
 
@@ -64,12 +64,19 @@ fn ring_path(folder: &Path) -> PathBuf {
 
 /// What the hardware takes: the record and its sequence in as few cache lines as they fill (56 bytes: one; 64 bytes: two),
 /// overwritten in place, each word stored and loaded by itself, only the sequence ordered.
+///
+/// How long a line takes depends on where in the mesh its home is (140 or 190 ns in one run), so each measurement takes
+/// another one, as a ring does with every record.
 pub struct Floor;
 
 pub struct FloorEnd {
-    lines: Arc<[Line; 2]>,
+    lines: Arc<[[Line; 2]]>,
+    which: usize,
     sequence: u64,
 }
+
+/// Lines to choose from: 1 MiB.
+const FLOOR_LINES: usize = 4_096;
 
 /// Word `index` of the record: behind the sequence in the first line, then in the second.
 fn word(lines: &[Line; 2], index: usize) -> &AtomicU64 {
@@ -84,8 +91,12 @@ impl<const WORDS: usize> Contender<WORDS> for Floor {
     type Receiver = FloorEnd;
 
     fn open(_folder: &Path, _capacity: usize) -> (FloorEnd, FloorEnd) {
-        let lines = Arc::new([Line::default(), Line::default()]);
-        (FloorEnd { lines: lines.clone(), sequence: 0 }, FloorEnd { lines, sequence: 0 })
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let lines: Arc<[[Line; 2]]> = (0..FLOOR_LINES).map(|_| Default::default()).collect();
+        // A step that has no factor in common with their number.
+        let which = COUNT.fetch_add(1, Ordering::Relaxed) * 1_237 % FLOOR_LINES;
+        let end = |lines| FloorEnd { lines, which, sequence: 0 };
+        (end(lines.clone()), end(lines))
     }
 }
 
@@ -93,24 +104,26 @@ impl<const WORDS: usize> Sender<WORDS> for FloorEnd {
     #[inline(always)]
     fn send(&mut self, record: &Record<WORDS>) {
         self.sequence += 1;
+        let lines = &self.lines[self.which];
         for (index, value) in record.iter().enumerate() {
-            word(&self.lines, index).store(*value, Ordering::Relaxed);
+            word(lines, index).store(*value, Ordering::Relaxed);
         }
         // Read by the Acquire in `receive`: the words are there before it.
-        self.lines[0].0[0].store(self.sequence, Ordering::Release);
+        lines[0].0[0].store(self.sequence, Ordering::Release);
     }
 }
 
 impl<const WORDS: usize> Receiver<WORDS> for FloorEnd {
     #[inline(always)]
     fn receive(&mut self) -> Option<Record<WORDS>> {
-        let sequence = self.lines[0].0[0].load(Ordering::Acquire);
+        let lines = &self.lines[self.which];
+        let sequence = lines[0].0[0].load(Ordering::Acquire);
         if sequence == self.sequence {
             return None;
         }
         // A receiver that was off its CPU misses what was overwritten: the floor holds one record.
         self.sequence = sequence;
-        Some(std::array::from_fn(|index| word(&self.lines, index).load(Ordering::Relaxed)))
+        Some(std::array::from_fn(|index| word(lines, index).load(Ordering::Relaxed)))
     }
 }
 

@@ -8,7 +8,7 @@ mod figures;
 #[derive(clap::Args)]
 pub struct Args {
     /// Only the benchmarks whose name contains this: a whole file (`packet`, `store`, `ring`, `ring-mirror`), a part of
-    /// ring-mirror (`ring-even-rates`, `ring-ladder`, `ring-hub`), or a part of a criterion file. "figures": every figure
+    /// ring-mirror (`ring-even-rates`, `ring-parked`, `ring-hub`, `ring-ladder`), or a part of a criterion file. "figures": every figure
     /// that has a target, beside its target, recorded in bench/results when the machine is idle.
     name: Option<String>,
     /// Of the figures only this part: packet, arbiter, pipeline, replay, xdp, disk, query, live, ring, ring-mirror.
@@ -45,7 +45,7 @@ pub fn run(args: Args) -> Result<(), String> {
 
 /// The file that measures mirrors, and its parts that have a name of their own.
 const RING_MIRROR: &str = "ring-mirror";
-const RING_PARTS: [&str; 3] = ["even-rates", "ladder", "hub"];
+const RING_PARTS: [&str; 4] = ["even-rates", "parked", "hub", "ladder"];
 
 /// `ring-ladder` is the part `ladder`.
 fn part_of_ring_mirror(name: &str) -> Option<&str> {

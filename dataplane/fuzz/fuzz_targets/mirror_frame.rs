@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use sluice::wire::mirror::{
-    Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, file_bytes, kind,
+    Accept, Announce, EndReason, Ext, Gap, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, file_bytes, kind,
 };
 use sluice::wire::ring::Geometry;
 
@@ -32,6 +32,13 @@ fuzz_target!(|input: &[u8]| {
     }
     if let Ok(nak) = Nak::decode(&header, payload) {
         same(input, &nak.encode(), &[0..1, 4..24]);
+    }
+    if header.kind == kind::GAP
+        && let Ok(gap) = Gap::decode(&header, payload)
+    {
+        let mut written = Vec::new();
+        gap.encode_into(&mut written);
+        same(input, &written, &[0..1, 4..written.len()]);
     }
     if let Ok(ext) = Ext::decode(&header, payload) {
         same(input, &ext.encode(), &[0..1, 4..8, 16..60]);

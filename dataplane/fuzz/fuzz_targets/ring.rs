@@ -3,14 +3,17 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use sluice::ring::raw::{RawReader, RawWriter};
-use sluice::ring::{BlobConsumer, ConsumerSettings, RingConsumer, StartAt};
+use sluice::ring::{BlobConsumer, ConsumerSettings, RingConsumer, StartAt, Wait};
 use sluice::wire::ring::{HEADER_BYTES, Header, MAGIC, VERSION};
 
 /// Records asked of each reader.
 const READS: u64 = 64;
+/// How long each reader may wait then: a wait that does not end is a hang.
+const WAIT: Duration = Duration::from_micros(100);
 
 /// A path in shared memory where there is some: no disk is worn.
 fn path() -> PathBuf {
@@ -31,6 +34,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(geometry.mirrored().check(), Ok(()));
     let path = path();
     fs::write(&path, &bytes).expect("space for a small file");
+    let _ = sluice::ring::inspect::inspect(&path);
     if let Ok(reader) = RawReader::open(&path, true) {
         let mut out = Vec::new();
         for sequence in reader.oldest()..reader.oldest().saturating_add(READS) {
@@ -41,10 +45,12 @@ fuzz_target!(|input: &[u8]| {
     let settings = ConsumerSettings::default();
     if let Ok(mut reader) = RingConsumer::<[u64; 2]>::open(&path, StartAt::Oldest, &settings) {
         let _ = (0..READS).filter_map(|_| reader.try_recv()).count();
+        let _ = reader.recv(Wait::Backoff, WAIT);
     }
     if let Ok(mut reader) = BlobConsumer::<[u8; 12]>::open(&path, StartAt::Oldest, &settings) {
         let mut out = Vec::new();
         let _ = (0..READS).filter_map(|_| reader.try_recv(&mut out)).count();
+        let _ = reader.recv(Wait::Backoff, WAIT, &mut out);
     }
     let _ = RawWriter::resume_point(&path);
 });

@@ -54,7 +54,11 @@ fn rings(ring: &Value, text: &mut String) {
             mirror["gap_records"],
             mirror["naks"],
             mirror["repaired_records"],
-            if mirror["silent"] == true { "; SOURCE SILENT" } else { "" }
+            match (mirror["silent"] == true, mirror["producer_gone"] == true) {
+                (true, _) => "; SOURCE SILENT",
+                (false, true) => "; ITS PRODUCER GONE OR STALLED",
+                (false, false) => "",
+            }
         );
     }
     for serve in items(&ring["serve"]) {

@@ -142,7 +142,7 @@ enum InFlight {
     Write(Box<Record>),
     Sync,
     Seal,
-    Delete(u64),
+    Delete,
 }
 
 /// The machine. See the module's head.
@@ -298,7 +298,7 @@ impl Keeper {
             return None;
         }
         if let Some(segment) = self.doomed.pop_front() {
-            self.in_flight = Some(InFlight::Delete(segment));
+            self.in_flight = Some(InFlight::Delete);
             return Some(Op::Delete { segment });
         }
         self.pass_over(hub);
@@ -354,7 +354,7 @@ impl Keeper {
                 }
             }
             InFlight::Seal => self.close(),
-            InFlight::Delete(_) => self.counters.deleted += 1,
+            InFlight::Delete => self.counters.deleted += 1,
         }
         self.enforce(hub, utc_ns);
     }
@@ -393,10 +393,10 @@ impl Keeper {
             }
             // An unsealed segment is read all the same.
             (InFlight::Seal, _) => self.close(),
-            // What such a try left is replaced or deleted when the directory is opened again.
-            (InFlight::Create(number) | InFlight::Delete(number), _) => {
-                self.doomed.retain(|doomed| *doomed != number);
-            }
+            // The next try replaces what this one left, so that a full disk does not fill up with names.
+            (InFlight::Create(number), _) if !self.doomed.contains(&number) => self.next_number = number,
+            // What is left is deleted when the directory is opened again.
+            (InFlight::Create(_) | InFlight::Delete, _) => {}
         }
     }
 
@@ -557,12 +557,12 @@ mod tests {
         assert_eq!(kit.step(Err(Fault::NoSpace)).as_deref(), Some("create 1"));
         assert_eq!((kit.step(Ok(())), kit.keeper.deadline()), (None, Some(50)));
         kit.now = 50;
-        assert_eq!(kit.step(Ok(())).as_deref(), Some("create 2"));
-        assert_eq!(kit.step(Err(Fault::NoSpace)).as_deref(), Some("write 2 at 512"));
+        assert_eq!(kit.step(Ok(())).as_deref(), Some("create 1"), "the same name");
+        assert_eq!(kit.step(Err(Fault::NoSpace)).as_deref(), Some("write 1 at 512"));
         (6..=8).for_each(|sequence| kit.ledger(sequence));
         kit.hub.prune(7);
         kit.now = 100;
-        assert_eq!(kit.step(Ok(())).as_deref(), Some("write 2 at 512"), "at the same place");
+        assert_eq!(kit.step(Ok(())).as_deref(), Some("write 1 at 512"), "at the same place");
         assert_eq!(kit.keeper.counters().passed_over, 2);
         kit.all();
         assert_eq!((kit.hub.bounds(), kit.keeper.durable(), kit.hub.memory_bytes()), ((7, 8), Some(8), 0));

@@ -366,10 +366,33 @@ impl<M: Record> BlobConsumer<M> {
                 out.clear();
                 view.append_to(out);
             })?;
-            if let Ok((record, ())) = read {
-                return Some(record);
+            match read {
+                Ok((record, ())) => return Some(record),
+                // Torn bytes are nobody's.
+                Err(Lapped) => out.clear(),
             }
         }
+    }
+
+    /// Reads the next records, as many as are there and `records` has places; how many. Their bytes replace what is in `out`,
+    /// one blob after the other: `records[n].1` is where they lie in it. Sequences may jump between two of them, as with
+    /// [`super::RingConsumer::recv_batch`].
+    pub fn recv_batch(&mut self, records: &mut [(BlobRecord<M>, std::ops::Range<usize>)], out: &mut Vec<u8>) -> usize {
+        out.clear();
+        let mut count = 0;
+        while let Some(place) = records.get_mut(count) {
+            let begin = out.len();
+            let read = self.view_next(|_, view| view.append_to(out));
+            match read {
+                Some(Ok((record, ()))) => {
+                    *place = (record, begin..out.len());
+                    count += 1;
+                }
+                Some(Err(Lapped)) => out.truncate(begin),
+                None => break,
+            }
+        }
+        count
     }
 
     /// Lets `look` read the next record's bytes where they lie, if it is there: what it returns counts, and the reader goes

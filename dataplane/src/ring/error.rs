@@ -5,6 +5,17 @@ use std::path::PathBuf;
 use crate::sys::shm::ShmError;
 use crate::wire::ring::LayoutError;
 
+impl RingError {
+    /// Whether there is no ring at the path, but may be one soon: no file, or one that its producer is making.
+    pub fn is_not_yet(&self) -> bool {
+        match self {
+            RingError::Memory(error) => error.is_absent(),
+            RingError::Layout { source, .. } => matches!(source, LayoutError::Short(_) | LayoutError::Magic(0)),
+            _ => false,
+        }
+    }
+}
+
 /// Why a ring could not be made, opened or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {

@@ -117,8 +117,21 @@ impl Flow {
         if at != slowest {
             blocked.slowest = Some((slowest, now_ns));
         } else if now_ns - since_ns >= stall_ns_max {
-            for entry in self.registry.entries().filter(|entry| entry.position() == Some(slowest)) {
+            for entry in self.registry.entries() {
+                let owner = entry.owner();
+                if entry.position() != Some(slowest) {
+                    continue;
+                }
                 entry.active.store(0, Ordering::Release);
+                let heir = entry.owner();
+                if heir != owner {
+                    if heir != 0 {
+                        // It went by itself, and the entry is another's, which counts. (If that one is still coming, the old
+                        // cursor counts for a moment: the producer waits in vain, and loses nothing.)
+                        entry.active.store(1, Ordering::Release);
+                    }
+                    continue;
+                }
                 self.evicted += 1;
             }
         }

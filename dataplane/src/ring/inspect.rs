@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::error::RingError;
-use super::liveness::Producer;
+use super::liveness::{Producer, STALL_AFTER_NS};
 use super::raw::RawReader;
+use super::view::{Front, View};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::shm::{MapOptions, RingFile, process_exists};
-use crate::wire::ring::{HEADER_BYTES, Header, LayoutError, REGISTRY_ENTRY_BYTES, offset};
+use crate::sys::shm::process_exists;
+use crate::wire::ring::{HEADER_BYTES, Header, REGISTRY_ENTRY_BYTES, offset};
 
 /// One entry of the reader registry.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,33 +60,35 @@ impl Inspected {
 /// # Errors
 /// No such file, or no ring's that is spoken here.
 pub fn inspect(path: &Path) -> Result<Inspected, RingError> {
-    let file = RingFile::open(path, false)?;
-    let layout = |source| RingError::Layout { path: path.into(), source };
-    if file.bytes() < HEADER_BYTES as u64 {
-        return Err(layout(LayoutError::Short(file.bytes())));
-    }
-    let mapping = file.map(&MapOptions::default())?;
-    let mut bytes = [0; HEADER_BYTES];
-    for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-        chunk.copy_from_slice(&mapping.read_word(at * 8).load(Ordering::Acquire).to_le_bytes());
-    }
-    let header = Header::parse(&bytes, file.bytes()).map_err(layout)?;
-    let mut reader = RawReader::open(path, false)?;
-    let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    let beat = u32_at(offset::HEARTBEAT);
+    // No page is touched that the answer does not stand on.
+    let (view, header, mapping) = View::open_mapped(path, Front::ReadOnly, false)?;
+    let sleepers = mapping.read_word(offset::WAITING).load(Ordering::Acquire) as u32;
+    let (_, beat) = view.life();
     let now = monotonic_ns();
     let now_ms = (now / 1_000_000) as u32;
     let entries = 0..header.geometry.registry_count as usize;
+    let file_bytes = view.file.as_ref().map_or(0, |file| file.bytes());
+    let mut reader = RawReader::of(view);
+    let heartbeat_age_ms = (beat != 0).then(|| now_ms.wrapping_sub(beat));
     Ok(Inspected {
-        file_bytes: file.bytes(),
+        file_bytes,
         head: reader.head(),
         oldest: reader.oldest(),
-        sleepers: u32_at(offset::WAITING),
-        heartbeat_age_ms: (beat != 0).then(|| now_ms.wrapping_sub(beat)),
-        producer: reader.producer(now),
+        sleepers,
+        heartbeat_age_ms,
+        producer: match reader.producer(now) {
+            // One look sees no beat change: its age says the same, but for a producer in another time namespace.
+            Producer::Alive if heartbeat_age_ms.is_some_and(is_old) => Producer::Stalled,
+            found => found,
+        },
         readers: entries.filter_map(|index| entry(&mapping, index)).collect(),
         header,
     })
+}
+
+/// Whether a producer whose last beat is that old has stalled. More than half of the counter is a beat from the future.
+fn is_old(age_ms: u32) -> bool {
+    i64::from(age_ms) * 1_000_000 >= STALL_AFTER_NS && age_ms <= i32::MAX as u32
 }
 
 fn entry(mapping: &crate::sys::shm::Mapping, index: usize) -> Option<ReaderStatus> {

@@ -36,6 +36,8 @@ pub struct Watch {
     producer: Producer,
     /// What lock and path said.
     held: Producer,
+    /// The sign of life and the head of the ring when it was found dead.
+    dead_at: Option<((u32, u32), u64)>,
     looked_ns: Option<i64>,
     due_ns: i64,
     beat: u32,
@@ -45,7 +47,7 @@ pub struct Watch {
 impl Watch {
     pub(super) fn new(view: &View) -> Watch {
         let (producer, beat) = (Producer::Alive, view.life().1);
-        Watch { producer, held: producer, looked_ns: None, due_ns: i64::MIN, beat, beat_seen_ns: 0 }
+        Watch { producer, held: producer, dead_at: None, looked_ns: None, due_ns: i64::MIN, beat, beat_seen_ns: 0 }
     }
 
     /// What the last look found.
@@ -58,10 +60,10 @@ impl Watch {
         self.due_ns
     }
 
-    /// Looks, if it is time; what changed.
-    pub(super) fn look(&mut self, view: &View, now_ns: i64) -> Option<Producer> {
+    /// Looks, if it is time; what is known then.
+    pub(super) fn look(&mut self, view: &View, now_ns: i64) -> Producer {
         if now_ns < self.due_ns {
-            return None;
+            return self.producer;
         }
         let beat = view.life().1;
         if beat != self.beat || self.looked_ns.is_none() {
@@ -76,28 +78,30 @@ impl Watch {
         // By the reader's own clock: time namespaces have their own beginning of time.
         let stalled = beat != 0 && now_ns - self.beat_seen_ns >= STALL_AFTER_NS;
         let found = if stalled && self.held == Producer::Alive { Producer::Stalled } else { self.held };
-        let changed = found != self.producer;
         self.producer = found;
-        changed.then_some(found)
+        found
     }
 
-    /// Forgets what was found last, so that the next look tells it again; at once.
-    pub(super) fn tell_again(&mut self, before: Producer) {
-        self.producer = before;
+    /// The next look is due at once.
+    pub(super) fn look_again(&mut self) {
         self.due_ns = i64::MIN;
     }
 
-    fn who_holds(&self, view: &View) -> Producer {
+    fn who_holds(&mut self, view: &View) -> Producer {
         // Memory of this process alone has no other producer.
         let Some(file) = &view.file else { return Producer::Alive };
         if file.path_now() == PathNow::Replaced {
             return Producer::Replaced;
         }
-        // The dead stay dead, and their lock is left to a successor.
-        if self.held == Producer::Died || file.creator_is_gone() {
+        // As long as nothing stirs the dead stay dead, and their lock is left to a successor: the peer's does not try again
+        // when it is busy. Who takes the file over writes another life into it (ours) or moves the head (the peer's).
+        let now = (view.life(), view.head());
+        if self.dead_at == Some(now) {
             return Producer::Died;
         }
-        Producer::Alive
+        let gone = file.creator_is_gone();
+        self.dead_at = gone.then_some(now);
+        if gone { Producer::Died } else { Producer::Alive }
     }
 }
 
@@ -128,7 +132,9 @@ mod tests {
             if ms == 600 {
                 writer.file.take().expect("on a file").release();
             }
-            changes.extend(watch.look(&view, ms * 1_000_000).map(|found| (ms, found)));
+            let before = watch.producer();
+            let found = watch.look(&view, ms * 1_000_000);
+            changes.extend((found != before).then_some((ms, found)));
         }
         let found: Vec<Producer> = changes.iter().map(|change| change.1).collect();
         assert_eq!(found, [Producer::Stalled, Producer::Alive, Producer::Stalled, Producer::Died], "{changes:?}");

@@ -18,8 +18,8 @@ use super::raw::{RawSettings, RawWriter};
 use super::sockets::{Outlets, Resolver};
 use super::stats::{MirrorBooks, MirrorState};
 use crate::runtime::worker::{Turn, Worker};
-use crate::sys::tcp;
 use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
+use crate::sys::{tcp, udp};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::ring::Geometry;
 
@@ -127,12 +127,16 @@ pub(super) struct MirrorWorker {
     source: Option<SocketAddr>,
     socket: Option<OwnedFd>,
     connecting: bool,
+    /// The connection took too long: it is being cancelled.
+    late: bool,
     receiving: bool,
     sending: bool,
     /// What has come on the stream; handled up to `handled`.
     stream: Vec<u8>,
     handled: usize,
     need: usize,
+    /// Nothing more comes on the stream, and why.
+    stream_end: Option<String>,
     receive_spare: Vec<u8>,
     send_spare: Vec<u8>,
     transport: Option<Transport>,
@@ -148,6 +152,8 @@ pub(super) struct MirrorWorker {
     failure_told: bool,
     was_live: bool,
     was_silent: bool,
+    was_gone: bool,
+    own_addresses_taken: bool,
     connect_failures: u64,
     look_at: i64,
     stopping: bool,
@@ -163,11 +169,13 @@ impl MirrorWorker {
             source: None,
             socket: None,
             connecting: false,
+            late: false,
             receiving: false,
             sending: false,
             stream: Vec::with_capacity(2 * RECEIVE_BYTES),
             handled: 0,
             need: 1,
+            stream_end: None,
             receive_spare: Vec::with_capacity(2 * RECEIVE_BYTES),
             send_spare: Vec::new(),
             transport: None,
@@ -181,6 +189,8 @@ impl MirrorWorker {
             failure_told: false,
             was_live: false,
             was_silent: false,
+            was_gone: false,
+            own_addresses_taken: false,
             connect_failures: 0,
             look_at: i64::MIN,
             stopping: false,
@@ -204,7 +214,7 @@ impl MirrorWorker {
                 Some(Err(what)) => self.failed(turn.now, &what),
             },
             Link::Connecting(since) if turn.now - since > CONNECT_NS_MAX => {
-                self.link = Link::Connecting(turn.now);
+                (self.link, self.late) = (Link::Connecting(turn.now), true);
                 let _ = turn.ring.cancel(turn.user_data(CONNECT), turn.user_data(CANCEL));
             }
             Link::Closing if !self.connecting && !self.receiving && !self.sending => self.closed(turn.now),
@@ -242,16 +252,25 @@ impl MirrorWorker {
 
     fn connected(&mut self, turn: &mut Turn<'_>, result: i32) {
         self.connecting = false;
+        let late = std::mem::take(&mut self.late);
         let (Some(socket), Some(address), Link::Connecting(_)) = (&self.socket, self.source, self.link) else { return };
         if result < 0 {
-            let error = std::io::Error::from_raw_os_error(-result);
+            let error = match late {
+                true => format!("no answer in {} s", CONNECT_NS_MAX / NANOS_PER_SECOND),
+                false => std::io::Error::from_raw_os_error(-result).to_string(),
+            };
             return self.failed(turn.now, &format!("{address}: {error}"));
+        }
+        // A source on this host sends from whichever of the host's addresses its way out has.
+        let own = tcp::local_address(socket.as_fd()).is_ok_and(|local| local.ip() == address.ip());
+        if own && !std::mem::replace(&mut self.own_addresses_taken, true) {
+            udp::own_addresses().into_iter().for_each(|own| self.receiver.also_from(own));
         }
         let _ = tcp::tune(socket.as_fd(), Duration::from_nanos(DEAD_NS as u64));
         tracing::info!(mirror = self.parts.name, %address, "connected");
         (self.link, self.failure_told) = (Link::Up, false);
         self.stream.clear();
-        (self.handled, self.need) = (0, 1);
+        (self.handled, self.need, self.stream_end) = (0, 1, None);
         self.receiver.connected(address, turn.now);
         self.receive(turn);
     }
@@ -259,7 +278,8 @@ impl MirrorWorker {
     /// Receives more of the stream, as long as what is unhandled is within its bound.
     fn receive(&mut self, turn: &mut Turn<'_>) {
         let unhandled = self.stream.len() - self.handled;
-        if self.link != Link::Up || self.receiving || unhandled >= STREAM_BYTES_MAX.max(self.need) {
+        let full = unhandled >= STREAM_BYTES_MAX.max(self.need);
+        if self.link != Link::Up || self.receiving || full || self.stream_end.is_some() {
             return;
         }
         let Some(socket) = &self.socket else { return };
@@ -280,11 +300,11 @@ impl MirrorWorker {
         let Some(bytes) = turn.ring.take_bytes() else { return };
         if self.link != Link::Up || result <= 0 {
             self.receive_spare = bytes;
-            let what = match result {
+            self.stream_end.get_or_insert_with(|| match result {
                 0 => "the source closed the connection".to_string(),
                 error => std::io::Error::from_raw_os_error(-error).to_string(),
-            };
-            return self.lost(turn.now, Ok(&what));
+            });
+            return;
         }
         if self.handled == self.stream.len() {
             self.receive_spare = std::mem::replace(&mut self.stream, bytes);
@@ -405,7 +425,7 @@ impl MirrorWorker {
     }
 
     fn send(&mut self, turn: &mut Turn<'_>) -> usize {
-        if self.sending || self.link != Link::Up {
+        if self.sending || self.link != Link::Up || self.stream_end.is_some() {
             return 0;
         }
         let mut bytes = std::mem::take(&mut self.send_spare);
@@ -436,8 +456,8 @@ impl MirrorWorker {
         let Some(bytes) = turn.ring.take_bytes() else { return };
         let whole = usize::try_from(result) == Ok(bytes.len());
         self.send_spare = bytes;
-        if !whole && self.link == Link::Up {
-            self.lost(turn.now, Ok("the connection broke"));
+        if !whole {
+            self.stream_end.get_or_insert_with(|| "the connection broke".to_string());
         }
     }
 
@@ -498,11 +518,12 @@ impl MirrorWorker {
         self.link = Link::Ended;
     }
 
-    /// What is looked at by time: the ring's heartbeat beats only while the source is heard.
+    /// What is looked at by time: the ring's heartbeat beats only while the source is heard and its producer lives.
     fn look(&mut self, now: i64) {
         self.look_at = now + LOOK_NS;
         let status = self.receiver.status(now);
         if !status.silent
+            && !status.producer_gone
             && let Some(ring) = self.receiver.ring_mut()
         {
             ring.beat();
@@ -525,6 +546,13 @@ impl MirrorWorker {
             match status.silent {
                 true => tracing::warn!(mirror = self.parts.name, "the source is silent"),
                 false => tracing::info!(mirror = self.parts.name, "the source is heard again"),
+            }
+        }
+        if status.producer_gone != self.was_gone {
+            self.was_gone = status.producer_gone;
+            match status.producer_gone {
+                true => tracing::warn!(mirror = self.parts.name, "the source's producer is gone or stalls"),
+                false => tracing::info!(mirror = self.parts.name, "the source's producer is there again"),
             }
         }
         self.show(now);
@@ -561,7 +589,15 @@ impl Worker for MirrorWorker {
             let _ = turn.ring.cancel_wait(turn.user_data(READABLE | number), turn.user_data(CANCEL));
         }
         let mut work = self.take_datagrams(turn);
-        work += self.take_frame(turn);
+        let frames = self.take_frame(turn);
+        // What came before the end is taken first: the last word may be why it ended.
+        if frames == 0
+            && self.link == Link::Up
+            && let Some(what) = self.stream_end.take()
+        {
+            self.lost(turn.now, Ok(&what));
+        }
+        work += frames;
         work += self.receiver.poll_datagrams(turn.now, &mut self.outlets);
         work += self.send(turn);
         self.receive(turn);

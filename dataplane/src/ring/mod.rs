@@ -30,11 +30,13 @@ mod sockets;
 pub mod stats;
 #[cfg(feature = "mirror")]
 pub mod step;
+#[cfg(feature = "mirror")]
+pub mod stress;
 mod view;
 pub mod wait;
 mod writer;
 
-pub use blob::{BlobConsumer, BlobProducer, BlobView};
+pub use blob::{BlobConsumer, BlobProducer, BlobRecord, BlobView};
 pub use consumer::{ConsumerSettings, Received, RingConsumer, StartAt};
 pub use error::RingError;
 pub use liveness::Producer;

@@ -15,7 +15,7 @@ use super::stats::{MirrorBooks, MirrorView, RingStatus, ServeBooks, ServeView};
 use crate::config::{self, Config, Finding, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
-use crate::sys::{random, udp};
+use crate::sys::random;
 
 /// Longest key file: a key is read whole, and nothing that long is a key.
 const KEY_FILE_BYTES_MAX: u64 = 1_024;
@@ -171,12 +171,6 @@ fn serve_settings(serve: &config::Serve, key: Option<PresharedKey>) -> ServeSett
 }
 
 fn mirror_settings(mirror: &config::Mirror, key: Option<PresharedKey>) -> MirrorSettings {
-    let mut datagrams_from = mirror.datagrams_from.clone();
-    // A source on this host sends from whichever of the host's addresses its way out has.
-    let own = udp::own_addresses();
-    if mirror.source.parse::<std::net::SocketAddr>().is_ok_and(|source| own.contains(&source.ip())) {
-        datagrams_from.extend(own);
-    }
     MirrorSettings {
         start: match mirror.from {
             MirrorStart::Latest => Start::Latest,
@@ -188,7 +182,7 @@ fn mirror_settings(mirror: &config::Mirror, key: Option<PresharedKey>) -> Mirror
         key,
         ring_bytes_max: mirror.geometry_max.0,
         held_bytes_max: mirror.hold_back.0 as usize,
-        datagrams_from,
+        datagrams_from: mirror.datagrams_from.clone(),
         silent_datagrams_ns: mirror.silence.nanos(),
         silent_stream_ns: mirror.silence_stream.nanos(),
         ..MirrorSettings::default()

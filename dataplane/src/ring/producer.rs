@@ -20,6 +20,15 @@ pub trait Record: FromBytes + IntoBytes + Immutable + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + 'static> Record for T {}
 
+/// Whether each record of this type fills whole cache lines together with its sequence word (56 or 120 bytes, for example):
+/// then no slot lies across two. For a `const` assertion beside a record type, or a hint.
+pub const fn fills_lines<T: Record>() -> bool {
+    let line = Stride::LINE_BYTES;
+    (slots::SEQUENCE_WORD_BYTES + crate::wire::ring::padded(size_of::<T>())).is_multiple_of(line)
+}
+
+const _: () = assert!(fills_lines::<[u64; 7]>() && !fills_lines::<[u64; 8]>() && fills_lines::<[u8; 120]>());
+
 /// What a producer's own thread does after each publication, in the time of the push: a sender of datagrams, for example.
 pub trait InlineSender {
     /// Records up to `sequence` are published (one more than before, or a batch).
@@ -210,14 +219,14 @@ impl<T: Record, S: InlineSender> RingProducer<T, S> {
 
     #[inline(always)]
     fn publish(&mut self) -> u64 {
-        self.core.writer.publish();
         let sequence = self.core.writer.next - 1;
+        self.core.writer.publish();
         self.sender.published(sequence);
         sequence
     }
 
     /// Publishes a record; its sequence. A lossless producer waits for its slowest reader first, if need be.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, record: &T) -> u64 {
         if !self.core.is_free() {
             self.core.wait_for_readers();

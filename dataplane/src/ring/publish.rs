@@ -280,6 +280,10 @@ mod tests {
         }
         assert!(!told.is_empty());
         assert!(told.iter().all(|(stream, text)| *stream == 0 && *text == format!("{key}/r0")), "{told:?}");
+        publisher.stream_end(StreamId(0), 8);
+        publisher.turn(2_000);
+        let end = late.try_recv(&mut body).expect("published").meta;
+        assert_eq!((end.kind, end.stream_index, end.sequence, body.len()), (FeedRecord::StreamEnd as u8, 0, 0, 0));
         drop(publisher);
         assert!(!path.exists(), "the ring goes with its producer");
     }

@@ -88,8 +88,12 @@ impl RawReader {
     /// Looks after the producer (two system calls, at most once per 100 ms, else the last finding): whether it lives, stalls,
     /// died, or another ring is at the path.
     pub fn producer(&mut self, now_ns: i64) -> Producer {
-        self.watch.look(&self.view, now_ns);
-        self.watch.producer()
+        self.watch.look(&self.view, now_ns)
+    }
+
+    /// Forgets that the producer died: a mirror's file may have been taken over and go on. The next look tells.
+    pub fn look_again(&mut self) {
+        self.watch = Watch::new(&self.view);
     }
 
     /// Whether the path leads to another ring by now, or nowhere (one system call).

@@ -35,6 +35,8 @@ const LOOK_NS: i64 = NANOS_PER_MILLI;
 const INLINE_LOOK_NS: i64 = NANOS_PER_MILLI / 2;
 /// How often the ring's file is looked at: a death or a replacement is known well within the stated 250 ms.
 const FILE_LOOK_NS: i64 = 50 * NANOS_PER_MILLI;
+/// How often a producer that died is looked for again: the file of a mirror, served by a hub, may be taken over.
+const LOOK_AGAIN_NS: i64 = 500 * NANOS_PER_MILLI;
 /// How often the list of sessions is shown.
 const SESSIONS_LOOK_NS: i64 = 200 * NANOS_PER_MILLI;
 /// How long a stopping worker goes on sending what has been published.
@@ -121,6 +123,7 @@ pub(super) struct ServeWorker {
     inline_look_at: i64,
     look_at: i64,
     file_look_at: i64,
+    look_again_at: i64,
     sessions_look_at: i64,
     stopping: Option<i64>,
     /// The last turn found nothing to send.
@@ -155,6 +158,7 @@ impl ServeWorker {
             inline_look_at: 0,
             look_at: 0,
             file_look_at: 0,
+            look_again_at: 0,
             sessions_look_at: 0,
             stopping: None,
             idle: false,
@@ -188,6 +192,7 @@ impl ServeWorker {
     /// Carries changes of the destinations to the producer's half, and sends its heartbeats while it is idle.
     fn look_after_inline(&mut self, now: i64) -> usize {
         let Some(inline) = &self.inline else { return 0 };
+        self.sender.look_after_detached(inline.counters(), now);
         let mut updates = std::iter::from_fn(|| self.sender.next_live_update()).peekable();
         if updates.peek().is_some() {
             inline.update(updates, now);
@@ -233,13 +238,9 @@ impl ServeWorker {
 
     /// Opens the ring, or what has taken its place; looks whether its producer lives.
     fn look_at_file(&mut self, turn: &mut Turn<'_>) {
-        if let Some(ring) = self.sender.ring_mut() {
-            let producer = ring.producer(turn.now);
-            self.state.producer_alive = producer == Producer::Alive;
-            self.state.producer_stalled = producer == Producer::Stalled;
-            if producer != Producer::Replaced && !self.replaced_by_now(producer) {
-                return;
-            }
+        let producer = self.look_at_producer(turn.now);
+        if producer.is_some_and(|producer| producer != Producer::Replaced && !self.replaced_by_now(producer)) {
+            return;
         }
         let opened = RawReader::open(&self.parts.ring, self.parts.futex).or_else(|error| match self.parts.futex {
             // A ring that this process may only read is looked at by time.
@@ -257,13 +258,30 @@ impl ServeWorker {
         }
     }
 
+    /// What is known of the ring's producer; `None` without a ring. Mirrors are told when there is none any more.
+    fn look_at_producer(&mut self, now: i64) -> Option<Producer> {
+        let ring = self.sender.ring_mut()?;
+        let mut producer = ring.producer(now);
+        if producer == Producer::Died && now >= self.look_again_at {
+            self.look_again_at = now + LOOK_AGAIN_NS;
+            ring.look_again();
+            producer = ring.producer(now);
+        }
+        self.state.producer_alive = producer == Producer::Alive;
+        self.state.producer_stalled = producer == Producer::Stalled;
+        // A peer's producer need not lock its file: only of ours a free lock means death.
+        let gone = ring.incarnation() != 0 && matches!(producer, Producer::Died | Producer::Stalled);
+        self.sender.set_producer_alive(!gone);
+        Some(producer)
+    }
+
     /// A dead producer's path may lead to a new ring before the next look is due.
     fn replaced_by_now(&self, producer: Producer) -> bool {
         producer == Producer::Died
             && self.sender.ring().and_then(RawReader::path_now) == Some(crate::sys::shm::PathNow::Replaced)
     }
 
-    fn attach(&mut self, turn: &mut Turn<'_>, mut ring: RawReader) {
+    fn attach(&mut self, turn: &mut Turn<'_>, ring: RawReader) {
         self.withdraw();
         if std::mem::take(&mut self.futex_armed) {
             let wait = turn.user_data(FUTEX | self.futex_number);
@@ -277,11 +295,11 @@ impl ServeWorker {
             incarnation = format!("{:016x}", ring.incarnation()),
             "serving"
         );
-        self.state.producer_alive = ring.producer(turn.now) == Producer::Alive;
         (self.state.attached, self.missing_told) = (true, false);
         // A producer's own sender stays with its ring; this one's datagrams are sent here until it is taken out as well.
         self.inline = None;
         self.sender.attach(ring, turn.now);
+        self.look_at_producer(turn.now);
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {

@@ -123,6 +123,8 @@ pub struct MirrorState {
     pub heartbeat_age_ns: u64,
     /// The source is silent.
     pub silent: bool,
+    /// The source says that its ring's producer is dead or stalls.
+    pub producer_gone: bool,
     /// The source's incarnation.
     pub incarnation: u64,
     /// The session is authenticated.
@@ -154,6 +156,7 @@ impl MirrorState {
             lag: status.source_head.saturating_add(1).saturating_sub(status.next.max(1)),
             heartbeat_age_ns: status.heard_ns.map_or(u64::MAX, |heard| now.saturating_sub(heard).max(0) as u64),
             silent: status.silent,
+            producer_gone: status.producer_gone,
             incarnation: status.incarnation,
             authenticated: status.authenticated,
             held_datagrams: status.held_datagrams,
@@ -176,6 +179,7 @@ counter_set! {
         lag as Lag: "sluice_ring_mirror_lag_records", "Records that the mirror is behind";
         heartbeat_age_ns as HeartbeatAge: "", "Since the source was last heard";
         silent as Silent: "sluice_ring_mirror_source_silent", "Whether the source is silent";
+        producer_gone as ProducerGone: "sluice_ring_mirror_source_producer_gone", "Whether the source says that its ring's producer is dead or stalls";
         incarnation as Incarnation: "", "The source's life";
         authenticated as Authenticated: "sluice_ring_mirror_authenticated", "Whether the source proved the key";
         held_datagrams as HeldDatagrams: "sluice_ring_mirror_held_datagrams", "Datagrams held back behind a hole";
@@ -349,6 +353,7 @@ impl MirrorView {
             "lag": get(MirrorCounter::Lag),
             "heartbeat_age_seconds": (age != u64::MAX).then_some(age as f64 / 1e9),
             "silent": get(MirrorCounter::Silent) == 1,
+            "producer_gone": get(MirrorCounter::ProducerGone) == 1,
             "incarnation": format!("{:016x}", get(MirrorCounter::Incarnation)),
             "authenticated": get(MirrorCounter::Authenticated) == 1,
             "held_now": {"datagrams": get(MirrorCounter::HeldDatagrams), "bytes": get(MirrorCounter::HeldBytes)},

@@ -1,5 +1,6 @@
 //! A ring as its readers map it: slots and arena read-only, the front writable only for those who register or sleep.
 
+use std::mem::MaybeUninit;
 use std::path::Path;
 
 use super::error::RingError;
@@ -8,7 +9,8 @@ use crate::sync::registry::{self, Entry};
 use crate::sync::word::{Load, Ordering};
 use crate::sys::futex;
 use crate::sys::shm::{
-    HalfAt, Halves, MapOptions, Mapping, ReadWord, ReadWordAt, ReadWords, RingFile, WordAt, Words, process_exists,
+    HalfAt, Halves, MapOptions, Mapping, ReadRows, ReadWord, ReadWordAt, ReadWords, RingFile, WordAt, Words,
+    process_exists,
 };
 use crate::wire::ring::{
     ARENA_HEADER_BYTES, Arena, Geometry, HEADER_BYTES, Header, LayoutError, REGISTRY_ENTRY_BYTES, offset, oldest,
@@ -25,6 +27,11 @@ impl Load for ReadWord {
             Ordering::Relaxed => std::sync::atomic::Ordering::Relaxed,
             _ => std::sync::atomic::Ordering::Acquire,
         });
+    }
+
+    #[inline(always)]
+    fn copy_pair(pair: &[ReadWord; 2], to: &mut [MaybeUninit<u8>; 16]) {
+        ReadWord::copy_pair(pair, to);
     }
 }
 
@@ -46,9 +53,7 @@ pub(super) struct View {
     pub incarnation: u64,
     /// `None` in memory without a file.
     pub file: Option<RingFile>,
-    slots: ReadWords,
-    stride: usize,
-    mask: u64,
+    slots: ReadRows,
     head: ReadWordAt,
     life: ReadWordAt,
     pub arena: Option<ArenaView>,
@@ -136,13 +141,20 @@ pub(super) fn is_dead(file: Option<&RingFile>, registry: &Registry, index: usize
 }
 
 impl View {
-    /// Opens the ring at `path`.
+    /// Opens the ring at `path`. With `prefault` its pages are mapped now, if the file has them all: touching a hole makes a
+    /// page, so a reader would fill the file system with what a sparse file only says that it has.
     pub fn open(path: &Path, front: Front, prefault: bool) -> Result<View, RingError> {
+        Ok(View::open_mapped(path, front, prefault)?.0)
+    }
+
+    /// [`View::open`], its header and the mapping of the whole file.
+    pub fn open_mapped(path: &Path, front: Front, prefault: bool) -> Result<(View, Header, Mapping), RingError> {
         let file = RingFile::open(path, front != Front::ReadOnly)?;
         let layout = |source| RingError::Layout { path: path.into(), source };
         if file.bytes() < HEADER_BYTES as u64 {
             return Err(layout(LayoutError::Short(file.bytes())));
         }
+        let prefault = prefault && file.has_all_pages();
         let mapping = file.map(&MapOptions { prefault, ..MapOptions::default() })?;
         let header = Header::parse(&header_bytes(&mapping), file.bytes()).map_err(layout)?;
         let mut view = View::over(&mapping, &header).map_err(layout)?;
@@ -159,14 +171,13 @@ impl View {
             }
         }
         view.file = Some(file);
-        Ok(view)
+        Ok((view, header, mapping))
     }
 
     /// The ring in a mapping that holds it whole, without gate and registry.
     pub fn over(mapping: &Mapping, header: &Header) -> Result<View, LayoutError> {
         let geometry = header.geometry;
-        let slots_offset = geometry.slots_offset as usize;
-        let slots_words = geometry.capacity as usize * geometry.element_size as usize / 8;
+        let (slots_offset, stride) = (geometry.slots_offset as usize, geometry.element_size as usize / 8);
         let arena = match geometry.has_arena() {
             true => Some(ArenaView::of(mapping, &geometry)?),
             false => None,
@@ -175,9 +186,7 @@ impl View {
             geometry,
             incarnation: header.incarnation,
             file: None,
-            slots: mapping.read_words(slots_offset, slots_words),
-            stride: geometry.element_size as usize / 8,
-            mask: geometry.capacity - 1,
+            slots: mapping.read_rows(slots_offset, geometry.capacity, stride),
             head: mapping.read_word(offset::WRITE_SEQ),
             life: mapping.read_word(offset::PRODUCER_PID),
             arena,
@@ -189,8 +198,15 @@ impl View {
     /// The slot of `sequence`.
     #[inline(always)]
     pub fn slot(&self, sequence: u64) -> &[ReadWord] {
-        let at = (sequence & self.mask) as usize * self.stride;
-        &self.slots[at..at + self.stride]
+        self.slots.row(sequence)
+    }
+
+    /// Asks for the slot of `sequence`, to come nearer while something else is read.
+    #[inline(always)]
+    pub fn fetch_ahead(&self, sequence: u64) {
+        if let Some(word) = self.slot(sequence).first() {
+            word.prefetch();
+        }
     }
 
     /// The last published sequence; 0 while there is none.

@@ -45,6 +45,8 @@ pub(super) struct Waiting {
     timeout: Duration,
     turns: u32,
     until_ns: Option<i64>,
+    /// Whether the producer was looked after: a wait that is over ends then, whatever is due.
+    looked: bool,
 }
 
 /// What a turn of waiting brought.
@@ -60,12 +62,16 @@ pub(super) enum Turn {
 
 impl Waiting {
     pub fn new(wait: Wait, timeout: Duration) -> Waiting {
-        Waiting { wait, timeout, turns: 0, until_ns: None }
+        Waiting { wait, timeout, turns: 0, until_ns: None, looked: false }
     }
 
     /// Passes a moment after an empty poll for `cursor`; `look_ns` is when a look at the producer is due.
     pub fn turn(&mut self, view: &View, cursor: u64, look_ns: i64) -> Turn {
         self.turns = self.turns.saturating_add(1);
+        if self.turns == u32::MAX {
+            // Minutes of polling: it goes on, and so do its looks at the clock.
+            self.turns = SPINS_BEFORE_YIELD;
+        }
         let spins = match self.wait {
             Wait::Spin => u32::MAX,
             Wait::Backoff => SPINS_BEFORE_YIELD,
@@ -76,18 +82,15 @@ impl Waiting {
             std::hint::spin_loop();
             return Turn::Poll;
         }
-        if self.turns == u32::MAX {
-            // Spinning goes on, and so do its looks at the clock.
-            self.turns = SPINS_BEFORE_YIELD;
-        }
         let now_ns = monotonic_ns();
         let timeout_ns = i64::try_from(self.timeout.as_nanos()).unwrap_or(i64::MAX);
         let until_ns = *self.until_ns.get_or_insert(now_ns.saturating_add(timeout_ns));
-        if now_ns >= look_ns {
-            return Turn::Look(now_ns);
-        }
-        if now_ns >= until_ns {
+        if now_ns >= until_ns && (self.looked || now_ns < look_ns) {
             return Turn::TimedOut;
+        }
+        if now_ns >= look_ns {
+            self.looked = true;
+            return Turn::Look(now_ns);
         }
         if !polls {
             self.pause(view, cursor, (until_ns.min(look_ns) - now_ns).min(SLEEP_NS_MAX));
@@ -107,6 +110,46 @@ impl Waiting {
             }
             _ if self.turns < TURNS_BEFORE_SLEEP => std::thread::yield_now(),
             _ => clock::sleep(length.min(PAUSE)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::RingSettings;
+    use crate::ring::writer::Writer;
+    use crate::wire::ring::Geometry;
+
+    fn view() -> View {
+        let shape = RingSettings { capacity: 8, ..RingSettings::default() }.shape::<u64>(None).expect("sound");
+        let header = Writer::header(Geometry::of(&shape).expect("sound"), 1, false);
+        Writer::anonymous(&header, 1).expect("sound").view()
+    }
+
+    #[test]
+    fn looks_that_are_always_due_do_not_hold_a_wait_up() {
+        let view = view();
+        for timeout in [Duration::ZERO, Duration::from_millis(1)] {
+            let mut waiting = Waiting::new(Wait::Backoff, timeout);
+            let turns: Vec<Turn> = (0..20_000_000)
+                .map(|_| waiting.turn(&view, 1, i64::MIN))
+                .take_while(|turn| *turn != Turn::TimedOut)
+                .collect();
+            let looks = turns.iter().filter(|turn| matches!(turn, Turn::Look(_))).count();
+            assert!((1..20_000_000).contains(&looks), "{looks} looks in {timeout:?}");
+        }
+    }
+
+    /// The number of polls is counted in 32 bits: a spinner has counted them after some minutes.
+    #[test]
+    fn a_spinner_keeps_its_time_however_long_it_spins() {
+        let view = view();
+        for wait in [Wait::Spin, Wait::Futex { spins: u32::MAX }] {
+            let mut waiting = Waiting::new(wait, Duration::from_millis(1));
+            waiting.turns = u32::MAX - 100;
+            let ended = (0..20_000_000).any(|_| waiting.turn(&view, 1, i64::MAX) == Turn::TimedOut);
+            assert!(ended, "{wait:?} is deaf");
         }
     }
 }

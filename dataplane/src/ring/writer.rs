@@ -9,7 +9,7 @@ use crate::sync::gate::{self, Barrier};
 use crate::sync::slots;
 use crate::sys::clock::monotonic_coarse_ms;
 use crate::sys::futex;
-use crate::sys::shm::{HalfAt, MapOptions, Mapping, RingFile, WordAt, Words, random_nonzero};
+use crate::sys::shm::{HalfAt, MapOptions, Mapping, RingFile, Rows, WordAt, Words, random_nonzero};
 use crate::wire::ring::{ARENA_HEADER_BYTES, Arena, Geometry, HEADER_BYTES, Header, MAGIC, Placed, offset};
 
 /// Where a ring's memory comes from.
@@ -25,10 +25,16 @@ pub(super) struct Place<'a> {
 }
 
 /// A sleeper that was killed stays in the count of sleepers, and each push would call the kernel for it for ever. After so
-/// many wakes for nobody, over so long, the count is set back ([`gate::forget`]). A reader on its way into the kernel is
+/// many wakes in a row that woke fewer than were announced, over so long, the count is set back ([`gate::forget`]). A reader on its way into the kernel is
 /// there within microseconds, or milliseconds on a busy machine.
 const VAIN_WAKES_MIN: u32 = 256;
 const VAIN_MS_MIN: i64 = 1_000;
+/// A living sleeper that was forgotten takes its announcement back when it wakes, and with it that of another one which came
+/// meanwhile. So the writer wakes whoever sleeps, counted or not, for so long after it forgot, and once more after that: two
+/// of the longest sleeps of our readers.
+const UNCOUNTED_MS: i64 = 100;
+/// More sleepers than this are none: somebody subtracted from 0 (the peer's readers do, after the count was set back).
+const SLEEPERS_MAX: u32 = i32::MAX as u32;
 
 /// A ring's memory and its only writer's state.
 #[derive(Debug)]
@@ -38,9 +44,7 @@ pub(super) struct Writer {
     pub file: Option<RingFile>,
     keep: bool,
     mapping: Mapping,
-    slots: Words,
-    stride: usize,
-    mask: u64,
+    slots: Rows,
     /// The sequence that is written next.
     pub next: u64,
     head: WordAt,
@@ -48,8 +52,12 @@ pub(super) struct Writer {
     waiting: HalfAt,
     life: WordAt,
     beats: bool,
-    /// Wakes in a row that woke nobody, and when the first of them was (coarse ms).
+    /// Wakes in a row that woke fewer than were announced, and when the first of them was (coarse ms).
     vain: (u32, i64),
+    /// Until when (coarse ms) sleepers may be uncounted, if they may.
+    uncounted_until_ms: Option<i64>,
+    /// Whether each publication has to do more than it says: beats, or sleepers that are not counted.
+    attentive: bool,
     pub barrier: Barrier,
     pub arena: Option<ArenaWriter>,
 }
@@ -152,7 +160,7 @@ impl Writer {
 
     fn of(mapping: Mapping, file: Option<RingFile>, keep: bool, header: &Header, next: u64) -> Writer {
         let geometry = header.geometry;
-        let words = geometry.capacity as usize * geometry.element_size as usize / 8;
+        let (slots_offset, stride) = (geometry.slots_offset as usize, geometry.element_size as usize / 8);
         // In this process's own memory nobody needs a barrier from another one.
         let registered = file.is_some() && futex::register_barrier();
         let writer = Writer {
@@ -160,9 +168,7 @@ impl Writer {
             incarnation: header.incarnation,
             file,
             keep,
-            slots: mapping.words(geometry.slots_offset as usize, words),
-            stride: geometry.element_size as usize / 8,
-            mask: geometry.capacity - 1,
+            slots: mapping.rows(slots_offset, geometry.capacity, stride),
             next,
             head: mapping.word(offset::WRITE_SEQ),
             futex: mapping.half(offset::FUTEX_WORD),
@@ -170,6 +176,8 @@ impl Writer {
             life: mapping.word(offset::PRODUCER_PID),
             beats: header.heartbeat_ms != 0,
             vain: (0, 0),
+            uncounted_until_ms: None,
+            attentive: header.heartbeat_ms != 0,
             barrier: if registered { Barrier::Sleeper } else { Barrier::Producer },
             arena: ArenaWriter::of(&mapping, &geometry),
             mapping,
@@ -187,26 +195,37 @@ impl Writer {
     /// The slot of `sequence`.
     #[inline(always)]
     pub fn slot(&self, sequence: u64) -> &[AtomicU64] {
-        let at = (sequence & self.mask) as usize * self.stride;
-        &self.slots[at..at + self.stride]
+        self.slots.row(sequence)
     }
 
     /// Makes everything below `next` the ring's head, and wakes sleepers.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if gate::publish(&*self.head, &*self.waiting, self.next - 1, self.barrier) {
-            self.wake();
-        }
-        if self.beats {
-            self.beat();
+        let sleeping = gate::publish(&*self.head, &*self.waiting, self.next - 1, self.barrier);
+        if sleeping || self.attentive {
+            self.after_publish(sleeping);
         }
     }
 
+    /// Out of line, so that a push that has nothing to do here needs no stack.
     #[cold]
     #[inline(never)]
+    fn after_publish(&mut self, sleeping: bool) {
+        if sleeping || self.uncounted_until_ms.is_some() {
+            self.wake();
+        }
+        self.beat_if_asked();
+    }
+
     fn wake(&mut self) {
+        let announced = self.waiting.load(Ordering::Relaxed);
+        if self.uncounted_until_ms.is_some_and(|until_ms| monotonic_coarse_ms() >= until_ms) {
+            // This wake reaches the last of them.
+            (self.uncounted_until_ms, self.attentive) = (None, self.beats);
+        }
         gate::mark(&*self.futex);
-        if futex::wake_all(&self.futex) > 0 {
+        // Living sleepers beside a dead one: some are woken, but never as many as are announced.
+        if futex::wake_all(&self.futex) >= announced as usize {
             self.vain.0 = 0;
             return;
         }
@@ -215,12 +234,18 @@ impl Writer {
             self.vain.1 = now_ms;
         }
         self.vain.0 = self.vain.0.saturating_add(1);
-        if self.vain.0 >= VAIN_WAKES_MIN && now_ms - self.vain.1 >= VAIN_MS_MIN {
-            self.vain.0 = 0;
-            if gate::forget(&*self.waiting) {
-                gate::mark(&*self.futex);
-                futex::wake_all(&self.futex);
-            }
+        let long_in_vain = self.vain.0 >= VAIN_WAKES_MIN && now_ms - self.vain.1 >= VAIN_MS_MIN;
+        if announced > SLEEPERS_MAX || long_in_vain {
+            self.forget_sleepers(now_ms);
+        }
+    }
+
+    fn forget_sleepers(&mut self, now_ms: i64) {
+        self.vain.0 = 0;
+        if gate::forget(&*self.waiting) {
+            (self.uncounted_until_ms, self.attentive) = (Some(now_ms + UNCOUNTED_MS), true);
+            gate::mark(&*self.futex);
+            futex::wake_all(&self.futex);
         }
     }
 
@@ -260,6 +285,7 @@ impl Writer {
     /// Another process lives it now.
     pub fn set_life(&mut self, beats: bool) {
         self.beats = beats;
+        self.attentive = beats || self.uncounted_until_ms.is_some();
         let beat = if beats { now_ms() } else { 0 };
         self.life.store(u64::from(std::process::id()) | u64::from(beat) << 32, Ordering::Release);
     }
@@ -284,4 +310,35 @@ pub(super) fn new_incarnation() -> Result<u64, RingError> {
 /// Monotonic ms as the header has them: wrapping, and never 0, which says that nobody beats.
 fn now_ms() -> u32 {
     (monotonic_coarse_ms() as u32).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::RingSettings;
+    use crate::sys::clock;
+    use std::time::Duration;
+
+    /// After sleepers were forgotten, each publication wakes for a while although nobody is counted, once more after it, and
+    /// then no more.
+    #[test]
+    fn whoever_sleeps_uncounted_is_woken() {
+        let shape = RingSettings { capacity: 8, ..RingSettings::default() }.shape::<u64>(None).expect("sound");
+        let header = Writer::header(Geometry::of(&shape).expect("sound"), 1, false);
+        let mut writer = Writer::anonymous(&header, 1).expect("sound");
+        let wakes = |writer: &mut Writer| {
+            let before = writer.futex.load(Ordering::Relaxed);
+            writer.publish();
+            writer.futex.load(Ordering::Relaxed) != before
+        };
+        assert!(!wakes(&mut writer));
+        // A reader that subtracted from 0.
+        writer.waiting.store(u32::MAX, Ordering::Relaxed);
+        assert!(wakes(&mut writer));
+        assert_eq!(writer.waiting.load(Ordering::Relaxed), 0);
+        assert!(wakes(&mut writer), "nobody is counted, but somebody may sleep");
+        clock::sleep(Duration::from_millis(2 * UNCOUNTED_MS as u64));
+        assert!(wakes(&mut writer), "the first record after the while");
+        assert!(!wakes(&mut writer) && !writer.attentive);
+    }
 }

@@ -65,7 +65,8 @@ pub fn announce<W: Load, H: Half>(
     Some(value)
 }
 
-/// The sleeper is awake. (Its announcement may be forgotten: the count stays 0 then.)
+/// The sleeper is awake. Its announcement may be forgotten: then the count stays 0, or it takes back the announcement of one
+/// that came after the forgetting and sleeps uncounted now. That is why who [`forget`]s wakes at each publication for a while.
 pub fn withdraw<H: Half>(waiting: &H) {
     loop {
         let count = waiting.load(Ordering::Relaxed);
@@ -77,6 +78,8 @@ pub fn withdraw<H: Half>(waiting: &H) {
 
 /// Forgets the announced sleepers, who seem to be dead; false if one came or went meanwhile. If true, the caller must
 /// [`mark`] and wake once more, after it: a sleeper that lives all the same turns back or wakes, and announces itself anew.
+/// And it must go on to mark and wake at each publication, whatever [`publish`] says, until those that lived have withdrawn:
+/// each may take another one's announcement with it.
 pub fn forget<H: Half>(waiting: &H) -> bool {
     let count = waiting.load(Ordering::Relaxed);
     count > 0 && waiting.exchange(count, 0)
@@ -173,6 +176,47 @@ mod model {
     #[should_panic(expected = "a sleeper that nobody wakes")]
     fn without_the_second_mark_a_living_sleeper_is_forgotten() {
         no_sleep_uncounted(|_| ());
+    }
+
+    /// Two living sleepers: the producer forgets the one that is announced, the other announces itself, and the first wakes and
+    /// takes that announcement back. Then a record comes.
+    fn no_two_sleep_uncounted(wakes: fn(&Ring) -> bool) {
+        loom::model(move || {
+            let ring = Arc::new(Ring { head: AtomicU64::new(0), futex: AtomicU32::new(0), waiting: AtomicU32::new(1) });
+            let producer = loom::thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    if forget(&ring.waiting) {
+                        mark(&ring.futex);
+                    }
+                    if wakes(&ring) {
+                        mark(&ring.futex);
+                    }
+                }
+            });
+            let sleeps = announce(&ring.head, &ring.futex, &ring.waiting, 1, || ());
+            // The first one, whose own thread would only make the model large.
+            withdraw(&ring.waiting);
+            producer.join().expect("the producer ends");
+            if let Some(value) = sleeps {
+                assert_ne!(ring.futex.load(Ordering::Relaxed), value, "slept through a record");
+            }
+        });
+    }
+
+    #[test]
+    fn nobody_sleeps_uncounted_while_the_forgotten_withdraw() {
+        no_two_sleep_uncounted(|ring| {
+            publish(&ring.head, &ring.waiting, 1, Barrier::Producer);
+            true
+        });
+    }
+
+    /// The model can fail: if the producer wakes only those that are counted.
+    #[test]
+    #[should_panic(expected = "slept through a record")]
+    fn who_wakes_only_the_counted_leaves_one_asleep() {
+        no_two_sleep_uncounted(|ring| publish(&ring.head, &ring.waiting, 1, Barrier::Producer));
     }
 
     /// The model can fail: without the producer's fence (in the model no membarrier stands in for it).

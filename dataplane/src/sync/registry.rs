@@ -59,8 +59,13 @@ impl<W: Word, H: Half> Entry<'_, W, H> {
     }
 
     /// Takes the entry over from `from` (0, or a dead process): false if someone was faster. The reader's cursor counts
-    /// from now on.
+    /// from now on. `mark` is not 0 only for one that holds the lock of the entry's bytes.
     pub fn claim(&self, from: u32, pid: u32, mark: u64, cursor: u64, name: &str) -> bool {
+        if mark != 0 {
+            // Before the process number is to be seen, which may mean nothing in the producer's namespace: it must not look
+            // dead. Who holds the lock is the only one of ours that writes here. Released by the exchange.
+            self.mark.store(mark, Ordering::Relaxed);
+        }
         if !self.pid.exchange(from, pid) {
             return false;
         }
@@ -77,8 +82,11 @@ impl<W: Word, H: Half> Entry<'_, W, H> {
         true
     }
 
-    /// Gives the entry back.
+    /// Gives the entry back, unless its reader was taken for dead and it is another's by now.
     pub fn release(&self, pid: u32) {
+        if self.owner() != pid {
+            return;
+        }
         self.active.store(0, Ordering::Release);
         self.mark.store(0, Ordering::Relaxed);
         self.pid.exchange(pid, 0);
@@ -152,6 +160,9 @@ mod tests {
         memory[1].entry().release(11);
         assert_eq!((slowest(), memory[1].entry().owner()), (None, 0));
         assert!(memory[0].entry().claim(0, 12, 0, 1, "") && !memory[0].entry().is_locked_kind());
+        // One that was taken for dead gives back what is another's by now.
+        memory[0].entry().release(10);
+        assert_eq!((slowest(), memory[0].entry().owner()), (Some(1), 12));
     }
 }
 

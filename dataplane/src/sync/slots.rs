@@ -116,18 +116,23 @@ impl<T: FromBytes> Copied<T> {
 #[inline(always)]
 pub fn copy_out<W: Load, T>(words: &[W]) -> Copied<T> {
     let mut out = MaybeUninit::<T>::uninit();
-    let whole = size_of::<T>() / WORD_BYTES;
-    let rest = size_of::<T>() % WORD_BYTES;
     assert!(words.len() >= size_of::<T>().div_ceil(WORD_BYTES), "the slot is shorter than its record");
-    let to = out.as_mut_ptr().cast::<u8>();
-    for (index, word) in words[..whole].iter().enumerate() {
-        // SAFETY: `index` < whole, so these 8 bytes lie inside `out`; unaligned, because `T` may be aligned to less.
-        unsafe { to.add(index * WORD_BYTES).cast::<u64>().write_unaligned(word.load(Ordering::Relaxed)) };
+    // Of constant length from here on: the copy is straight code, and its parts stay in registers.
+    let words = &words[..size_of::<T>().div_ceil(WORD_BYTES)];
+    // SAFETY: the bytes of `out`, as what may be uninitialised; nothing else refers to them.
+    let to: &mut [MaybeUninit<u8>] = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), size_of::<T>()) };
+    let (pairs, rest) = to.as_chunks_mut::<{ 2 * WORD_BYTES }>();
+    let left = &words[2 * pairs.len()..];
+    for (to, pair) in pairs.iter_mut().zip(words.as_chunks::<2>().0) {
+        W::copy_pair(pair, to);
     }
-    if rest > 0 {
-        let last = words[whole].load(Ordering::Relaxed).to_ne_bytes();
-        // SAFETY: the `rest` bytes after the whole words are the last of `out`; `last` is a local of 8 bytes.
-        unsafe { std::ptr::copy_nonoverlapping(last.as_ptr(), to.add(whole * WORD_BYTES), rest) };
+    let (whole, rest) = rest.as_chunks_mut::<WORD_BYTES>();
+    for (to, word) in whole.iter_mut().zip(left) {
+        *to = word.load(Ordering::Relaxed).to_ne_bytes().map(MaybeUninit::new);
+    }
+    if let Some(last) = left.get(whole.len()) {
+        let bytes = last.load(Ordering::Relaxed).to_ne_bytes();
+        rest.iter_mut().zip(bytes).for_each(|(to, byte)| *to = MaybeUninit::new(byte));
     }
     Copied(out)
 }
@@ -140,14 +145,19 @@ pub fn copy_out<W: Load, T>(words: &[W]) -> Copied<T> {
 pub fn copy_in<W: Word>(words: &[W], bytes: &[u8]) {
     // One look at the length; of a record's constant size the compiler then unrolls the rest.
     let words = &words[..bytes.len().div_ceil(WORD_BYTES)];
-    let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
-    for (word, bytes) in words.iter().zip(whole) {
+    let (pairs, rest) = bytes.as_chunks::<{ 2 * WORD_BYTES }>();
+    for (pair, bytes) in words.as_chunks::<2>().0.iter().zip(pairs) {
+        W::store_pair(pair, bytes);
+    }
+    let left = &words[2 * pairs.len()..];
+    let (whole, rest) = rest.as_chunks::<WORD_BYTES>();
+    for (word, bytes) in left.iter().zip(whole) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
-    if !rest.is_empty() {
+    if let Some(word) = left.get(whole.len()) {
         let mut last = [0; WORD_BYTES];
         last[..rest.len()].copy_from_slice(rest);
-        words[whole.len()].store(u64::from_ne_bytes(last), Ordering::Relaxed);
+        word.store(u64::from_ne_bytes(last), Ordering::Relaxed);
     }
 }
 

@@ -14,7 +14,8 @@ pub fn allowed() -> Vec<usize> {
 
 /// Pins the calling thread to `cpu`; false when the kernel refuses (no such CPU, or not allowed by the cpuset).
 pub fn pin(cpu: usize) -> bool {
-    core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
+    // The kernel's mask has an end, and the crate below writes beyond it without asking.
+    cpu < nix::sched::CpuSet::count() && core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
 }
 
 /// Lets the calling thread run on any of `cpus` (control threads keep off the pinned cores).
@@ -70,4 +71,16 @@ pub fn steal_ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = stat.lines().next().unwrap_or_default();
     first.split_whitespace().nth(8).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_that_cannot_be_is_refused() {
+        for cpu in [1_023, 1_024, 100_000, usize::MAX] {
+            assert!(!pin(cpu), "{cpu}");
+        }
+    }
 }

@@ -9,6 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -67,6 +68,11 @@ pub enum ShmError {
 }
 
 impl ShmError {
+    /// Whether nothing is at the path.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, ShmError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Whether the file's mode or a read-only file system is in the way.
     pub fn is_denied(&self) -> bool {
         let denied = |error: &io::Error| {
@@ -129,9 +135,16 @@ impl RingFile {
     pub fn create(path: &Path, bytes: u64, mode: u32) -> Result<RingFile, ShmError> {
         let mut in_use = false;
         for _ in 0..ATTEMPTS_MAX {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(mode);
-            let file = options.open(path).map_err(|source| error(path, "create", source))?;
+            let (file, is_new) = match open_new(path, mode) {
+                Ok(file) => (file, true),
+                Err(source) if source.kind() == io::ErrorKind::AlreadyExists => match open_plain(path, true) {
+                    Ok(file) => (file, false),
+                    // It went away in between.
+                    Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
+                    Err(source) => return Err(error(path, "replace", source)),
+                },
+                Err(source) => return Err(error(path, "create", source)),
+            };
             in_use = !lock(&file, libc::LOCK_EX).map_err(|source| error(path, "lock", source))?;
             if in_use {
                 std::thread::sleep(std::time::Duration::from_micros(RETRY_AFTER_US));
@@ -142,11 +155,15 @@ impl RingFile {
             if ring.path_now() != PathNow::Same {
                 continue;
             }
-            if ring.bytes > 0 {
+            if !is_new {
+                // Never taken over, not even empty: who made it may shorten it under our mapping, and its mode is his.
                 std::fs::remove_file(path).map_err(|source| error(path, "replace", source))?;
                 continue;
             }
-            ring.file.set_len(bytes).map_err(|source| error(path, "set the size", source))?;
+            if let Err(source) = ring.file.set_len(bytes) {
+                ring.unlink();
+                return Err(error(path, "set the size", source));
+            }
             ring.bytes = bytes;
             return Ok(ring);
         }
@@ -158,8 +175,7 @@ impl RingFile {
     /// # Errors
     /// The kernel refuses.
     pub fn open(path: &Path, writable: bool) -> Result<RingFile, ShmError> {
-        let file = OpenOptions::new().read(true).write(writable).open(path);
-        RingFile::of(file.map_err(|source| error(path, "open", source))?, path)
+        RingFile::of(open_plain(path, writable).map_err(|source| error(path, "open", source))?, path)
     }
 
     /// Opens an existing file as its new creator; `None` where there is none.
@@ -167,7 +183,7 @@ impl RingFile {
     /// # Errors
     /// The lock is held by another ([`ShmError::InUse`]), or the kernel refuses.
     pub fn adopt(path: &Path) -> Result<Option<RingFile>, ShmError> {
-        let file = match OpenOptions::new().read(true).write(true).open(path) {
+        let file = match open_plain(path, true) {
             Ok(file) => file,
             Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(error(path, "open", source)),
@@ -201,6 +217,14 @@ impl RingFile {
     /// Device and inode.
     pub fn inode(&self) -> (u64, u64) {
         self.inode
+    }
+
+    /// Whether the file system has given it room for all its bytes, so that no page comes by being touched. False where it
+    /// does not say.
+    pub fn has_all_pages(&self) -> bool {
+        /// What `st_blocks` counts, whatever the file system's blocks are (stat(2)).
+        const STAT_BLOCK_BYTES: u64 = 512;
+        self.file.metadata().is_ok_and(|now| now.blocks().saturating_mul(STAT_BLOCK_BYTES) >= self.bytes)
     }
 
     /// Where the path leads now. One system call.
@@ -330,14 +354,33 @@ impl RingFile {
 
     /// Takes the file's room now: on a full tmpfs a page touched later would be a SIGBUS.
     fn reserve(&self) -> Result<(), ShmError> {
-        // SAFETY: the call takes an open descriptor and numbers.
-        let result = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, 0, self.bytes as libc::off_t) };
-        let source = io::Error::last_os_error();
-        match source.raw_os_error() {
-            _ if result == 0 => Ok(()),
-            Some(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
-            _ => Err(error(&self.path, "reserve its room", source)),
+        loop {
+            // SAFETY: the call takes an open descriptor and numbers.
+            let result = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, 0, self.bytes as libc::off_t) };
+            let source = io::Error::last_os_error();
+            match source.raw_os_error() {
+                _ if result == 0 => return Ok(()),
+                // A timer of the application's: tmpfs keeps what it has reserved so far, so the next try has less to do.
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(()),
+                _ => return Err(error(&self.path, "reserve its room", source)),
+            }
         }
+    }
+}
+
+/// Makes the file, which must not be there.
+fn open_new(path: &Path, mode: u32) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path)
+}
+
+/// Opens an existing plain file. In a folder that all may write anything may stand at a ring's path once its producer has
+/// ended: a pipe, for example, whose open(2) would wait for somebody at its other end.
+fn open_plain(path: &Path, writable: bool) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(writable).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("no plain file: another process put something else in the ring's place")),
     }
 }
 
@@ -458,6 +501,31 @@ impl Mapping {
         ReadWords { at: self.part(offset, count, 8).cast(), count, memory: self.0.clone() }
     }
 
+    /// `count` rows (a power of two) of `words` words each at `offset` bytes, to read and write.
+    ///
+    /// # Panics
+    /// As [`Mapping::words`], or if `count` is no power of two or `words` is 0.
+    pub fn rows(&self, offset: usize, count: u64, words: usize) -> Rows {
+        assert!(self.0.writable, "the mapping is writable");
+        let (at, mask) = self.row_part(offset, count, words);
+        Rows { at: at.cast(), mask, words, memory: self.0.clone() }
+    }
+
+    /// [`Mapping::rows`] to read.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn read_rows(&self, offset: usize, count: u64, words: usize) -> ReadRows {
+        let (at, mask) = self.row_part(offset, count, words);
+        ReadRows { at: at.cast(), mask, words, memory: self.0.clone() }
+    }
+
+    fn row_part(&self, offset: usize, count: u64, words: usize) -> (NonNull<u8>, u64) {
+        assert!(count.is_power_of_two() && words > 0, "{count} rows of {words} words");
+        let all = usize::try_from(count).ok().and_then(|count| count.checked_mul(words));
+        (self.part(offset, all.expect("rows that fit memory"), 8), count - 1)
+    }
+
     /// The word at `offset` bytes, to read and write.
     ///
     /// # Panics
@@ -548,6 +616,39 @@ impl ReadWord {
     pub fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
     }
+
+    /// Asks for the line of this word, to come to the second-level cache.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: reads nothing that the program sees.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(self.0.as_ptr().cast())
+        };
+    }
+
+    /// Reads two neighbours, each by itself and relaxed, with one load where the machine has such a one.
+    #[inline(always)]
+    pub fn copy_pair(pair: &[ReadWord; 2], to: &mut [MaybeUninit<u8>; 16]) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::{asm, x86_64::__m128i};
+            let both: __m128i;
+            // SAFETY: reads the pair's 16 bytes, nothing else. A plain load of them would race with the writer's stores; this
+            // instruction does what two relaxed loads may do (x86 reads each aligned word whole). It is not `pure`, so it
+            // stays between the load and the fence that stand around it.
+            unsafe {
+                asm!("movdqu {both}, [{pair}]", both = lateout(xmm_reg) both, pair = in(reg) pair.as_ptr(),
+                    options(nostack, preserves_flags, readonly));
+            }
+            // SAFETY: 16 bytes that are this reference's; unaligned.
+            unsafe { to.as_mut_ptr().cast::<__m128i>().write_unaligned(both) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        for (word, half) in pair.iter().zip(to.as_chunks_mut::<8>().0) {
+            *half = word.load(Ordering::Relaxed).to_ne_bytes().map(MaybeUninit::new);
+        }
+    }
 }
 
 macro_rules! slices {
@@ -582,6 +683,39 @@ macro_rules! slices {
 slices!(Words, AtomicU64, "Words of a mapping, to read and write.");
 slices!(Halves, AtomicU32, "Halves (of 4 bytes) of a mapping, to read and write.");
 slices!(ReadWords, ReadWord, "Words of a mapping, to read.");
+
+macro_rules! rows {
+    ($name:ident, $item:ty, $what:literal) => {
+        #[doc = $what]
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            at: NonNull<$item>,
+            mask: u64,
+            words: usize,
+            #[allow(dead_code)]
+            memory: Arc<Memory>,
+        }
+
+        // SAFETY: shared atomics in memory that the value keeps alive.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            /// The words of row `number` modulo the number of rows. On every push's path, so without a look at bounds.
+            #[inline(always)]
+            pub fn row(&self, number: u64) -> &[$item] {
+                let at = (number & self.mask) as usize * self.words;
+                // SAFETY: `Mapping` checked that `mask + 1` rows of `words` lie inside the memory, aligned and accessible as
+                // asked; `at` is the beginning of one of them; `memory` keeps the mapping alive; atomics may be shared.
+                unsafe { std::slice::from_raw_parts(self.at.as_ptr().add(at), self.words) }
+            }
+        }
+    };
+}
+
+rows!(Rows, AtomicU64, "Rows of words of a mapping, found with a mask, to read and write.");
+rows!(ReadRows, ReadWord, "Rows of words of a mapping, found with a mask, to read.");
 
 macro_rules! places {
     ($name:ident, $item:ty, $what:literal) => {
@@ -709,6 +843,37 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_there_is_replaced_even_if_it_is_empty() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = Removed(path("stray"));
+        let stray = File::create(&path.0).expect("a writable folder");
+        std::fs::set_permissions(&path.0, std::fs::Permissions::from_mode(0o666)).expect("ours");
+        let ring = RingFile::create(&path.0, 4096, 0o600).expect("replaces it");
+        let mode = std::fs::metadata(&path.0).expect("there").mode();
+        assert_eq!(mode & 0o777, 0o600, "not the stray one's");
+        assert_ne!(stray.metadata().expect("open").ino(), ring.inode().1);
+        drop(ring);
+        RingFile::create(&path.0, u64::MAX, 0o600).expect_err("no file is that long");
+        assert!(!path.0.exists(), "what did not become a ring does not stay");
+    }
+
+    #[test]
+    fn nobody_waits_at_a_pipe() {
+        let path = Removed(path("pipe"));
+        let name = std::ffi::CString::new(path.0.to_str().expect("text")).expect("no zero");
+        // SAFETY: `name` ends with a zero and lives for the duration of the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        for error in [
+            RingFile::open(&path.0, false).expect_err("no file"),
+            RingFile::open(&path.0, true).expect_err("no file"),
+            RingFile::adopt(&path.0).expect_err("no file"),
+            RingFile::create(&path.0, 4096, 0o600).expect_err("no file"),
+        ] {
+            assert!(error.to_string().contains("no plain file"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_file_is_adopted_as_it_is() {
         let path = Removed(path("adopt"));
         let first = RingFile::create(&path.0, 4096, 0o600).expect("created");
@@ -752,6 +917,18 @@ mod tests {
         let started = process_started(own).expect("there is a /proc");
         assert!(started > 0 && started <= ticks_since_boot() + 1);
         assert_ne!(random_nonzero().expect("random"), random_nonzero().expect("random"));
+    }
+
+    #[test]
+    fn rows_are_found_with_a_mask() {
+        let memory = Mapping::anonymous(16 + 4 * 24);
+        let (rows, words) = (memory.rows(16, 4, 3), memory.words(16, 12));
+        (0..12u32).for_each(|index| words[index as usize].store(u64::from(index), Ordering::Relaxed));
+        for (number, first) in [(0, 0), (3, 9), (4, 0), (6, 6), (u64::MAX, 9)] {
+            assert_eq!((rows.row(number)[0].load(Ordering::Relaxed), rows.row(number).len()), (first, 3));
+            assert_eq!(memory.read_rows(16, 4, 3).row(number)[0].load(Ordering::Relaxed), first);
+        }
+        assert!(std::panic::catch_unwind(|| memory.rows(24, 4, 3)).is_err());
     }
 
     #[test]

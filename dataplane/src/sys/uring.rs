@@ -259,7 +259,8 @@ impl CoreRing {
     pub fn submit(&mut self) -> io::Result<()> {
         let mut queue = self.ring.submission();
         queue.sync();
-        let (queued, deferred) = (queue.len() as u32, queue.taskrun());
+        // Completions beyond the queue's room wait in the kernel, which hands them over when it is entered.
+        let (queued, deferred) = (queue.len() as u32, queue.taskrun() || queue.cq_overflow());
         drop(queue);
         if queued == 0 && !deferred {
             return Ok(());

@@ -27,6 +27,8 @@ pub const GEOMETRY_BYTES: usize = 48;
 pub const ANNOUNCE_BYTES: usize = 16;
 /// Payload bytes of NAK.
 pub const NAK_BYTES: usize = 8;
+/// Payload bytes of GAP to a mirror of ours that gets datagrams; the peer's has none.
+pub const GAP_BYTES: usize = 8;
 /// Payload bytes of EXT.
 pub const EXT_BYTES: usize = 44;
 /// Payload bytes of PROOF.
@@ -93,6 +95,12 @@ pub mod geometry_flag {
     pub const DATAGRAMS: u8 = 0x02;
     /// Ours, only to an extended mirror: an EXT frame ends the greeting.
     pub const EXTENDED: u8 = 0x80;
+}
+
+/// Bits of HEARTBEAT's flags on TCP.
+pub mod heartbeat_flag {
+    /// Ours, only to an extended mirror: the source answers, but its ring's producer is dead or stalls.
+    pub const NO_PRODUCER: u8 = 0x80;
 }
 
 /// Bits of EXT's features.
@@ -487,6 +495,43 @@ impl Nak {
     }
 }
 
+/// GAP: records that will not come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gap {
+    /// The first of them; `None`: all below `to` (the only thing that the peer's frame can say).
+    pub from: Option<u64>,
+    /// The next sequence that will come.
+    pub to: u64,
+}
+
+impl Gap {
+    /// Appends the frame.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        let bytes = if self.from.is_some() { GAP_BYTES as u32 } else { 0 };
+        let header = Header { kind: kind::GAP, bytes, sequence: self.to, ..Header::default() };
+        out.extend_from_slice(&header.encode());
+        if let Some(from) = self.from {
+            out.extend_from_slice(&from.to_le_bytes());
+        }
+    }
+
+    /// Reads the payload after `header`.
+    ///
+    /// # Errors
+    /// It is no GAP, or leads to an impossible sequence.
+    pub fn decode(header: &Header, payload: &[u8]) -> Result<Gap, FrameError> {
+        let from = match header.bytes {
+            0 => None,
+            _ => {
+                header.of(kind::GAP, payload, GAP_BYTES)?;
+                Some(u64_at(payload, 0))
+            }
+        };
+        check_sequence(header.sequence)?;
+        Ok(Gap { from, to: header.sequence })
+    }
+}
+
 /// EXT: what only our own mirrors are told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ext {
@@ -733,7 +778,8 @@ mod tests {
         assert_eq!(announce.encode()[..8], [7, 0, 0, 0, 16, 0, 0, 0]);
         let nak = Nak { first: 5, last: 9 }.encode();
         assert_eq!(nak[..], [6, 0, 0, 0, 8, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
-        let gap = Header::bare(kind::GAP, 0, 258).encode();
+        let mut gap = Vec::new();
+        Gap { from: None, to: 258 }.encode_into(&mut gap);
         assert_eq!(gap, [4, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
         let greeting = Greeting { geometry: blob_ring(), flags: geometry_flag::DATAGRAMS, first: 3 }.encode();
         assert_eq!(greeting[..16], [2, 2, 0, 0, 48, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
@@ -749,6 +795,11 @@ mod tests {
         let greeting = Greeting { geometry: blob_ring(), flags: 0x83, first: 12 };
         let frame = greeting.encode();
         assert_eq!(Greeting::decode(&Header::decode(&frame).unwrap(), &frame[16..]), Ok(greeting));
+        for gap in [Gap { from: None, to: 9 }, Gap { from: Some(3), to: 9 }] {
+            let mut frame = Vec::new();
+            gap.encode_into(&mut frame);
+            assert_eq!(Gap::decode(&Header::decode(&frame).unwrap(), &frame[16..]), Ok(gap));
+        }
         let ext = Ext { incarnation: 1, session: 2, token: 3, nonce: [4; 16], features: feature::KEYED };
         let frame = ext.encode();
         assert_eq!(Ext::decode(&Header::decode(&frame).unwrap(), &frame[16..]), Ok(ext));

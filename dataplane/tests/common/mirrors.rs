@@ -206,6 +206,15 @@ impl Checker {
         Checker { ring, history, first: None, last: 0, holes: Vec::new(), before: 0 }
     }
 
+    /// As [`Checker::attach`], as soon as the ring's oldest record is of that history.
+    pub fn attach_new(path: &Path, history: u64) -> Checker {
+        until("a ring of the new history", || {
+            let mut ring = RingConsumer::<Tick>::open(path, StartAt::Oldest, &ConsumerSettings::default()).ok()?;
+            (ring.try_recv()?[1] == history).then_some(())
+        });
+        Checker::attach(path, history)
+    }
+
     /// Takes what is there; how many.
     pub fn take(&mut self) -> u64 {
         let mut count = 0;

@@ -28,6 +28,7 @@ mod ring_outside;
 mod ring_probes;
 mod ring_processes;
 mod ring_sparse;
+mod ring_stress;
 mod ringfire_interop;
 mod ringfire_mirror;
 mod sources;

@@ -64,6 +64,39 @@ pub fn line(sequence: u64) -> Line {
 /// A time that a loaded machine keeps as well: each expected delay is below 250 ms.
 const LONG: Duration = Duration::from_secs(20);
 
+/// How long [`sleeper`] sleeps at most when nobody wakes it.
+const SLEEP: Duration = Duration::from_secs(30);
+
+/// A thread that sleeps on the ring's futex until `sequence` is published. Our readers look again after 50 ms in any case:
+/// this one does not, so without a wake [`woken`] fails. It sleeps, or is about to, when this returns.
+pub fn sleeper(path: &Path, sequence: u64) -> std::thread::JoinHandle<Duration> {
+    let announced = || std::fs::read(path).expect("there")[56];
+    let (reader, before) = (RawReader::open(path, true).expect("a ring"), announced());
+    let sleeper = std::thread::spawn(move || {
+        let begun = Instant::now();
+        while reader.head() < sequence {
+            if let Some(value) = reader.announce(sequence) {
+                sluice::sys::futex::wait(reader.futex().expect("opened to sleep"), value, SLEEP);
+                reader.withdraw();
+            }
+        }
+        begun.elapsed()
+    });
+    let begun = Instant::now();
+    while announced() == before {
+        assert!(begun.elapsed() < LONG, "it never slept");
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    sleeper
+}
+
+/// The sleeper was woken: it did not sleep until its time was over.
+pub fn woken(sleeper: std::thread::JoinHandle<Duration>) {
+    let slept = sleeper.join().expect("no panic");
+    assert!(slept < SLEEP / 2, "nobody woke it: it slept for {slept:?}");
+}
+
 #[test]
 fn readers_begin_where_they_say() {
     let path = RingPath::new("start");
@@ -272,6 +305,32 @@ fn blobs_are_read_copied_and_looked_at() {
 }
 
 #[test]
+fn blobs_are_read_in_batches() {
+    let path = RingPath::new("blobbatch");
+    let mut producer = BlobProducer::<u64>::create(&path, &small(16), 256).expect("made");
+    let mut reader = BlobConsumer::<u64>::open(&path, StartAt::Oldest, &settings()).expect("a ring");
+    let empty = (sluice::ring::BlobRecord { sequence: 0, meta: 0, flags: 0 }, 0..0);
+    let (mut records, mut out) = (vec![empty; 4], vec![0xee]);
+    assert_eq!((reader.recv_batch(&mut records, &mut out), out.len()), (0, 0));
+    // The arena holds the last four blobs only: the first two are lost on the way.
+    for index in 1..=6u64 {
+        producer.push(&(index * 10), index as u32, &[index as u8; 60]).expect("short");
+    }
+    producer.push(&70, 7, &[]).expect("short");
+    let mut seen = Vec::new();
+    for wanted in [4, 1, 0] {
+        assert_eq!(reader.recv_batch(&mut records, &mut out), wanted);
+        for (record, bytes) in &records[..wanted] {
+            assert_eq!((record.meta, u64::from(record.flags)), (record.sequence * 10, record.sequence));
+            assert!(out[bytes.clone()].iter().all(|byte| u64::from(*byte) == record.sequence));
+            seen.push((record.sequence, bytes.len()));
+        }
+    }
+    assert_eq!(seen, [(3, 60), (4, 60), (5, 60), (6, 60), (7, 0)]);
+    assert_eq!((reader.lapped(), reader.cursor()), (2, 8));
+}
+
+#[test]
 fn an_overwritten_blob_is_lapped() {
     let path = RingPath::new("bloblap");
     let mut producer = BlobProducer::<u64>::create(&path, &small(16), 256).expect("made");
@@ -431,6 +490,24 @@ fn sleepers_wake() {
     }
 }
 
+#[test]
+fn each_kind_of_publication_wakes() {
+    let (path, blobs) = (RingPath::new("wake"), RingPath::new("wakeblob"));
+    let mut producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let asleep = sleeper(&path, 1);
+    producer.push(&line(1));
+    woken(asleep);
+    let (asleep, another) = (sleeper(&path, 3), sleeper(&path, 2));
+    producer.push_batch(&[line(2), line(3)]);
+    woken(asleep);
+    woken(another);
+    let mut producer = BlobProducer::<u64>::create(&blobs, &small(8), 256).expect("made");
+    let asleep = sleeper(&blobs, 1);
+    producer.write_next(&1, 0, &[1]).expect("short");
+    producer.publish();
+    woken(asleep);
+}
+
 /// What a reader is told while nothing else comes, and how long it took.
 fn told(reader: &mut RingConsumer<Line>, wait: Wait) -> (Received<Line>, Duration) {
     let begun = Instant::now();
@@ -457,6 +534,7 @@ fn death_and_replacement_are_told_after_the_last_record() {
             assert_eq!(reader.recv(wait, Duration::from_millis(5)).expect("once"), Received::TimedOut);
             assert_eq!(reader.producer(), Producer::Died);
         }
+        // The stayer comes to a ring that has overwritten 3 of its records.
         let mut producer = RingProducer::<Line>::create(&path, &small(16)).expect("made anew");
         producer.push(&line(9));
         let incarnation = producer.incarnation();
@@ -466,9 +544,60 @@ fn death_and_replacement_are_told_after_the_last_record() {
         assert_eq!((follower.geometry().capacity, follower.producer()), (16, Producer::Alive));
         assert_eq!(told(&mut stayer, wait).0, Received::Replaced { followed: false, incarnation: old });
         assert_eq!(stayer.try_recv(), None, "histories are never spliced");
+        (2..=19).for_each(|sequence| assert_eq!(producer.push(&line(sequence)), sequence));
         assert_eq!(stayer.follow().expect("a ring"), incarnation);
-        assert_eq!(stayer.try_recv(), Some(line(9)));
+        assert_eq!((stayer.try_recv(), stayer.lapped()), (Some(line(4)), 3));
     }
+}
+
+/// A successor that is not there yet, or gives up again, ends no follower.
+#[test]
+fn a_follower_waits_for_a_ring_that_is_being_made() {
+    let path = RingPath::new("half-made");
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let follow = ConsumerSettings { follow: true, ..settings() };
+    let mut follower = RingConsumer::<Line>::open(&path, StartAt::Oldest, &follow).expect("a ring");
+    let mut wait = |until: &dyn Fn(&Received<Line>) -> bool, timeout: Duration| {
+        let begun = Instant::now();
+        loop {
+            let received = follower.recv(Wait::Backoff, Duration::from_millis(10)).expect("it goes on waiting");
+            if until(&received) {
+                return received;
+            }
+            assert!(begun.elapsed() < LONG, "never came");
+            if begun.elapsed() > timeout {
+                return received;
+            }
+        }
+    };
+    drop(producer);
+    wait(&|received| *received == Received::Died, LONG);
+    for bytes in [0, 4096] {
+        std::fs::write(&*path, vec![0; bytes]).expect("room");
+        // Long enough for it to have seen the path, and then the file is gone while it still thinks that it is there.
+        assert_eq!(wait(&|_| false, Duration::from_millis(150)), Received::TimedOut);
+        std::fs::remove_file(&*path).expect("there");
+        assert_eq!(wait(&|_| false, Duration::from_millis(150)), Received::TimedOut, "its death was told once");
+    }
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let incarnation = producer.incarnation();
+    let received = wait(&|received| *received != Received::TimedOut, LONG);
+    assert_eq!(received, Received::Replaced { followed: true, incarnation });
+}
+
+#[test]
+fn what_is_asked_about_a_producer_is_told_all_the_same() {
+    let path = RingPath::new("asked");
+    let producer = RingProducer::<Line>::create(&path, &small(8)).expect("made");
+    let mut reader = open(&path, StartAt::Oldest);
+    drop(producer);
+    let begun = Instant::now();
+    while reader.producer() != Producer::Died {
+        assert!(begun.elapsed() < LONG, "its death was not found");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Died);
+    assert_eq!(reader.recv(Wait::Backoff, Duration::from_millis(5)).expect("readable"), Received::TimedOut, "once");
 }
 
 #[test]
@@ -506,9 +635,12 @@ fn a_stall_is_told_and_its_end() {
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(reader.recv(Wait::Backoff, Duration::from_millis(100)).expect("readable"), Received::TimedOut);
     assert_eq!(reader.producer(), Producer::Alive);
+    let inspected = || sluice::ring::inspect::inspect(&path).expect("a ring").producer;
+    assert_eq!(inspected(), Producer::Alive);
     stopped.store(false, Ordering::Relaxed);
     let (event, took) = told(&mut reader, Wait::Backoff);
     assert_eq!(event, Received::Stalled);
+    assert_eq!(inspected(), Producer::Stalled, "by a single look");
     assert!(took < Duration::from_secs(5), "{took:?}");
     send.send(()).expect("the producer lives");
     assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Record { sequence: 1, record: line(1) });
@@ -613,6 +745,55 @@ fn a_copy_is_adopted_only_if_it_is_the_same_ring() {
     assert_eq!(RawWriter::resume_point(&path).map(|resume| (resume.next, resume.incarnation)), Some((1, 78)));
 }
 
+/// A mirror that was killed takes its own file over again: whoever reads it hears of its death, its return and its next death.
+#[test]
+fn a_writer_that_adopts_its_ring_is_back() {
+    let path = RingPath::new("back");
+    let geometry = *RingProducer::<Line>::create(&path, &small(8)).expect("made").geometry();
+    let settings = RawSettings::default();
+    let mut writer = RawWriter::create(&path, &geometry, 1, 7, &settings).expect("made");
+    let mut reader = open(&path, StartAt::Oldest);
+    for life in 1..=3 {
+        let record = line(writer.next());
+        writer.write(zerocopy::IntoBytes::as_bytes(&record), &[]).expect("no blob");
+        writer.publish();
+        assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Record { sequence: life, record });
+        if life > 1 {
+            assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Resumed, "life {life}");
+        }
+        drop(writer);
+        assert_eq!(told(&mut reader, Wait::Backoff).0, Received::Died, "life {life}");
+        writer = RawWriter::adopt(&path, &geometry, &settings).expect("free").expect("the same");
+    }
+}
+
+/// The same without a record: its sign of life is enough.
+#[test]
+fn a_writer_that_only_beats_is_back() {
+    let path = RingPath::new("beats");
+    let geometry = *RingProducer::<Line>::create(&path, &small(8)).expect("made").geometry();
+    let settings = RawSettings { heartbeat: true, ..RawSettings::default() };
+    let mut writer = Some(RawWriter::create(&path, &geometry, 1, 7, &settings).expect("made"));
+    let mut reader = RawReader::open(&path, false).expect("a ring");
+    for _ in 0..3 {
+        for dead in [false, true] {
+            let begun = Instant::now();
+            while (reader.producer(sluice::sys::clock::monotonic_ns()) == Producer::Died) != dead {
+                assert!(begun.elapsed() < LONG, "dead {dead} was never found");
+                writer.iter().for_each(RawWriter::beat);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            writer = match writer.take() {
+                None => RawWriter::adopt(&path, &geometry, &settings).expect("free"),
+                Some(alive) => {
+                    drop(alive);
+                    None
+                }
+            };
+        }
+    }
+}
+
 /// Three kinds of ring, as their files hold them.
 fn ring_files() -> Vec<Vec<u8>> {
     let (fixed, lossless, blobs) = (RingPath::new("bytes"), RingPath::new("bytes"), RingPath::new("bytes"));
@@ -627,10 +808,66 @@ fn ring_files() -> Vec<Vec<u8>> {
     [&fixed, &lossless, &blobs].map(|path| std::fs::read(&**path).expect("there")).into()
 }
 
+/// A file of holes that says it is a large ring: whoever looks at it fills no memory with it.
+#[test]
+fn readers_make_no_pages() {
+    use std::os::unix::fs::MetadataExt;
+    let (small_path, path) = (RingPath::new("pages"), RingPath::new("holes"));
+    let mut header = {
+        drop(RingProducer::<Line>::create(&small_path, &RingSettings { keep: true, ..small(8) }).expect("made"));
+        std::fs::read(&*small_path).expect("there")[..128].to_vec()
+    };
+    const CAPACITY: u64 = 1 << 20;
+    header[16..24].copy_from_slice(&CAPACITY.to_le_bytes());
+    header[24..32].copy_from_slice(&(CAPACITY - 1).to_le_bytes());
+    std::fs::write(&*path, &header).expect("room");
+    let file = std::fs::OpenOptions::new().write(true).open(&*path).expect("there");
+    file.set_len(128 + CAPACITY * 64).expect("holes need no room");
+    let pages = || std::fs::metadata(&*path).expect("there").blocks() * 512 / 4096;
+    assert_eq!(pages(), 1);
+    let seen = sluice::ring::inspect::inspect(&path).expect("a ring");
+    assert_eq!((seen.header.geometry.capacity, seen.head, seen.producer), (CAPACITY, 0, Producer::Died));
+    assert_eq!(pages(), 1, "inspected");
+    let reader = RawReader::open(&path, true).expect("a ring");
+    assert!(pages() <= 2, "opened: {} pages", pages());
+    assert!(!reader.is_there(1));
+    let mut reader = open(&path, StartAt::Oldest);
+    assert_eq!(reader.try_recv(), None);
+    assert!(pages() <= 4, "read: {} pages", pages());
+}
+
+/// A slot that holds what no producer writes there: less than a lap newer than the record that belongs into it.
+#[test]
+fn a_damaged_slot_does_not_hold_a_reader_up() {
+    let path = RingPath::new("newer");
+    let mut producer = RingProducer::<Line>::create(&path, &RingSettings { keep: true, ..small(8) }).expect("made");
+    (1..=5).for_each(|sequence| assert_eq!(producer.push(&line(sequence)), sequence));
+    let slots_offset = producer.geometry().slots_offset as usize;
+    drop(producer);
+    let mut bytes = std::fs::read(&*path).expect("there");
+    // Slot of record 3.
+    bytes[slots_offset + 3 * 64..][..8].copy_from_slice(&6u64.to_le_bytes());
+    std::fs::write(&*path, bytes).expect("room");
+    let (send, receive) = std::sync::mpsc::channel();
+    let mut reader = open(&path, StartAt::Sequence(2));
+    // By itself: where this fails, it never returns.
+    std::thread::spawn(move || {
+        let received: Vec<_> = (0..5).map(|_| reader.recv(Wait::Backoff, Duration::from_millis(1))).collect();
+        let sequences = received.into_iter().filter_map(|received| match received.expect("no follower") {
+            Received::Record { sequence, .. } => Some(sequence),
+            _ => None,
+        });
+        let _ = send.send((sequences.collect::<Vec<_>>(), reader.lapped()));
+    });
+    let (read, lapped) = receive.recv_timeout(LONG).expect("a reader that is held up");
+    assert_eq!((read, lapped), (vec![2, 4, 5], 1));
+}
+
 /// Everything that reads a ring, on a damaged one: bounded work, no panic.
 fn read_through(path: &Path) -> usize {
     const READS: u64 = 200;
     let mut read = 0;
+    let _ = sluice::ring::inspect::inspect(path);
     if let Ok(mut reader) = RawReader::open(path, true) {
         let (first, mut out) = (reader.oldest(), Vec::new());
         for sequence in first..first.saturating_add(READS) {
@@ -643,6 +880,8 @@ fn read_through(path: &Path) -> usize {
     }
     if let Ok(mut reader) = RingConsumer::<[u64; 2]>::open(path, StartAt::Oldest, &settings()) {
         read += (0..READS).filter_map(|_| reader.try_recv()).count() + reader.recv_batch(&mut [[0; 2]; 64]);
+        let received = reader.recv(Wait::Backoff, Duration::from_millis(1)).expect("no follower");
+        read += usize::from(matches!(received, Received::Record { .. }));
         reader.seek(StartAt::Latest);
         let _ = (reader.lag(), reader.try_recv());
     }
@@ -650,6 +889,7 @@ fn read_through(path: &Path) -> usize {
         let mut out = Vec::new();
         read += (0..READS).filter_map(|_| reader.try_recv(&mut out)).count();
         let _ = reader.view(|view| view.byte(view.len()));
+        reader.recv(Wait::Backoff, Duration::from_millis(1), &mut out).expect("no follower");
         assert!(out.len() <= 1 << 16, "no blob is longer than its arena");
     }
     if let Some(resume) = RawWriter::resume_point(path)

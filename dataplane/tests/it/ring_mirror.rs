@@ -197,6 +197,41 @@ fn a_silent_source_shows_in_the_copy() {
     }
 }
 
+/// A producer that dies while its serve lives on shows in the copy, and in the copy's copy, as a stall; a hub that takes its
+/// file over again shows as alive.
+#[test]
+fn a_dead_producer_shows_down_the_line() {
+    for way in Way::ALL {
+        let (ring, hub, leaf) = (Shm::new("source"), Shm::new("hub"), Shm::new("leaf"));
+        let mut source = Source::create_kept(&ring, CAPACITY, 20, true);
+        let (bind, site) = (tcp_address(), tcp_address());
+        let _serve = serve(&ring, &bind, &way.serve());
+        let first = mirror(&bind, &hub, "oldest", way.mirror());
+        let _site = serve(&hub, &site, &way.serve());
+        let _leaf = mirror(&site, &leaf, "oldest", way.mirror());
+        source.push(10, 1);
+        let mut readers = [Checker::attach(&hub, 20), Checker::attach(&leaf, 20)];
+        readers.iter_mut().for_each(|reader| reader.whole_until(10));
+        let all = |readers: &mut [Checker; 2], wanted: Producer| {
+            until(&format!("{way:?}: {wanted:?}"), || {
+                readers.iter_mut().all(|reader| reader.ring.producer() == wanted).then_some(())
+            });
+        };
+        all(&mut readers, Producer::Alive);
+        // The hub is killed and takes its file over: the leaf is told of the one and of the other.
+        first.kill();
+        until("the leaf stalls", || (readers[1].ring.producer() == Producer::Stalled).then_some(()));
+        let _hub = mirror(&bind, &hub, "resume", way.mirror());
+        until("the leaf goes on", || (readers[1].ring.producer() == Producer::Alive).then_some(()));
+        readers[0] = Checker::attach(&hub, 20);
+        drop(source);
+        all(&mut readers, Producer::Stalled);
+        let mut source = Source::create(&ring, CAPACITY, 21);
+        source.push(5, 1);
+        Checker::attach_new(&leaf, 21).until(5);
+    }
+}
+
 /// The mappings of the serve process: slots read-only; of what it may write only the header's page, and none without futex.
 #[test]
 fn a_serve_maps_the_ring_read_only() {

@@ -127,6 +127,8 @@ struct Pair {
     lose: fn(&Header) -> bool,
     sent: Vec<Header>,
     naks: Vec<(u64, u64)>,
+    /// The network loses every PUNCH.
+    deaf: bool,
 }
 
 impl Pair {
@@ -135,7 +137,8 @@ impl Pair {
         let mut receiver = mirroring(mirror);
         let id = sender.accept(MIRROR, 0).unwrap();
         receiver.connected(SOURCE, 0);
-        let mut pair = Pair { sender, receiver, id, now: 0, lose: |_| false, sent: Vec::new(), naks: Vec::new() };
+        let mut pair =
+            Pair { sender, receiver, id, now: 0, lose: |_| false, sent: Vec::new(), naks: Vec::new(), deaf: false };
         pair.settle();
         pair
     }
@@ -154,7 +157,7 @@ impl Pair {
         self.sender.on_bytes(self.id, &out, self.now);
         let mut punches = Wire::default();
         self.receiver.poll_datagrams(self.now, &mut punches);
-        for (_, bytes) in punches.0 {
+        for (_, bytes) in punches.0.into_iter().filter(|_| !self.deaf) {
             self.sender.on_datagram(MIRROR, &bytes, self.now);
         }
         let (bytes, end) = stream(&mut self.sender, self.id, self.now);
@@ -263,6 +266,38 @@ fn a_punch_and_then_silence_ends() {
     }
     assert!(last > PUNCH_NS_MAX - 20 * MS && last <= PUNCH_NS_MAX, "the last datagram left after {} ms", last / MS);
     assert_eq!(sender.counters().punches_expired, 1);
+}
+
+#[test]
+fn a_punch_and_then_silence_ends_where_the_producer_sends_too() {
+    let ring = source(1 << 14, 10);
+    let mut sender = serving(unicast_serve(), &ring);
+    let id = say_hello(&mut sender, MIRROR, WANT_NEW, hello_flag::UNICAST, 0);
+    let (greeting, _) = stream(&mut sender, id, 0);
+    let (token, session) = announced(&greeting);
+    let mut live = sender.detach_live().expect("a UDP transport");
+    sender.on_datagram(MIRROR, &Header::bare(kind::PUNCH, session, u64::from(token)).encode(), 0);
+    let (mut now, mut last) = (0, 0);
+    while now < PUNCH_NS_MAX + 5 * SECOND {
+        ring.produce(1, 5);
+        sender.look_after_detached(Some(*live.counters()), now);
+        while let Some(update) = sender.next_live_update() {
+            live.update(update);
+        }
+        let mut wire = Wire::default();
+        if live.poll(&mut ring.clone(), now, &mut wire, 64) > 0 {
+            last = now;
+        }
+        assert!(sender.deadline().is_none_or(|due| due > now), "nothing is due in the past at {} ms", now / MS);
+        now += 10 * MS;
+    }
+    assert!(last > PUNCH_NS_MAX - 20 * MS && last <= PUNCH_NS_MAX, "the last datagram left after {} ms", last / MS);
+    let counters = *sender.counters();
+    assert!(counters.punches_expired == 1 && counters.datagrams > 1_000, "{counters:?}");
+    // What was counted outside is counted on with the next ring.
+    sender.attach(ring.clone(), now);
+    sender.poll_datagrams(now, &mut Wire::default(), 64);
+    assert!(sender.counters().datagrams >= counters.datagrams, "{:?}", sender.counters());
 }
 
 #[test]
@@ -832,6 +867,45 @@ fn with_a_key_a_copied_punch_moves_nothing_and_a_forged_record_is_dropped() {
     assert_eq!(pair.written(), 9);
 }
 
+/// A mirror that was stopped, or whose path was, for longer than a PUNCH is good for: datagrams go on where they ended.
+#[test]
+fn with_a_key_datagrams_come_again_after_a_pause() {
+    let key = || Some(PresharedKey::new(&[3; 32]).unwrap());
+    for keyed in [true, false] {
+        let ring = source(1 << 12, 4);
+        let serve = ServeSettings { key: key().filter(|_| keyed), ..unicast_serve() };
+        let mirror = MirrorSettings { key: key().filter(|_| keyed), ..MirrorSettings::default() };
+        let mut pair = Pair::new(serve, mirror, &ring);
+        for _ in 0..100 {
+            ring.produce(1, 1);
+            pair.step();
+            pair.now += MS;
+        }
+        let before = *pair.receiver.counters();
+        assert!(before.records - before.repaired_records >= 100 && before.replayed == 0, "{before:?}");
+        pair.deaf = true;
+        let end = pair.now + PUNCH_NS_MAX + SECOND;
+        while pair.now < end {
+            pair.step();
+            pair.now += 10 * MS;
+        }
+        assert_eq!(pair.sender.counters().punches_expired, 1);
+        pair.deaf = false;
+        pair.now += SECOND;
+        pair.settle();
+        let (start, repaired) = (pair.receiver.counters().records, pair.receiver.counters().repaired_records);
+        for _ in 0..100 {
+            ring.produce(1, 1);
+            pair.step();
+            pair.now += MS;
+        }
+        let after = *pair.receiver.counters();
+        assert_eq!((after.records - start, after.repaired_records - repaired), (100, 0), "keyed {keyed}: {after:?}");
+        assert_eq!((after.replayed, after.forged), (0, 0));
+        pair.assert_true();
+    }
+}
+
 #[test]
 fn a_new_ring_ends_every_session_and_a_token_of_the_old_one_opens_nothing() {
     let ring = source(1024, 4);
@@ -874,6 +948,26 @@ fn a_fixed_linger_waits_for_company_and_auto_does_not() {
             assert_eq!(Header::decode(&wire.0[0].1).unwrap().count, 3);
         }
     }
+}
+
+#[test]
+fn a_group_of_the_peers_mirrors_gets_the_peers_datagrams_and_one_of_ours_a_trailer() {
+    let ring = source(1024, 4);
+    let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 7401);
+    let multicast = Some(MulticastSettings { group, ttl: 1 });
+    let mut sender = serving(ServeSettings { multicast, ..ServeSettings::default() }, &ring);
+    let sent = |sender: &mut Sender<MemoryRing>, now: i64| {
+        ring.produce(1, 1);
+        let mut wire = Wire::default();
+        sender.poll_datagrams(now, &mut wire, 64);
+        wire.0.iter().map(|(_, bytes)| bytes.len() - HEADER_BYTES - FIXED_PAYLOAD_BYTES).sum::<usize>()
+    };
+    say_hello(&mut sender, MIRROR, WANT_NEW, hello_flag::UNICAST, 0);
+    assert_eq!(sent(&mut sender, 1), 0);
+    let ours = say_hello(&mut sender, FOREIGN, WANT_NEW, hello_flag::UNICAST | hello_flag::EXTENDED, 0);
+    assert_eq!(sent(&mut sender, 2), 16);
+    sender.on_closed(ours);
+    assert_eq!(sent(&mut sender, 3), 0);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use sluice::ring::raw::{RawSettings, RawWriter};
 use sluice::ring::{ConsumerSettings, Received, RingConsumer, RingProducer, RingSettings, StartAt, Wait};
 use sluice::wire::ring::Geometry;
 
-use crate::ring::{Line, RingPath, line, small};
+use crate::ring::{Line, RingPath, line, sleeper, small, woken};
 
 /// A copy of a ring of 16 lines that begins at `first`.
 fn copy(path: &RingPath, first: u64) -> (RawWriter, Geometry) {
@@ -98,11 +98,14 @@ fn a_sleeper_is_not_stuck_at_a_hole() {
     let path = RingPath::new("sparse-sleep");
     let (mut writer, _) = copy(&path, 1);
     let mut reader = open(&path, StartAt::Oldest);
-    let sleeper = std::thread::spawn(move || reader.recv(Wait::Futex { spins: 0 }, Duration::from_secs(20)));
-    std::thread::sleep(Duration::from_millis(20));
+    let asleep = sleeper(&path, 1);
     writer.skip_to(9);
+    writer.publish();
+    woken(asleep);
+    let reading = std::thread::spawn(move || reader.recv(Wait::Futex { spins: 0 }, Duration::from_secs(20)));
+    std::thread::sleep(Duration::from_millis(20));
     write(&mut writer, 1);
-    let received = sleeper.join().expect("no panic").expect("no follower");
+    let received = reading.join().expect("no panic").expect("no follower");
     assert_eq!(received, Received::Record { sequence: 9, record: line(9) });
 }
 

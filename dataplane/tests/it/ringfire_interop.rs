@@ -1,7 +1,7 @@
 //! Rings shared with the public crate ringfire 0.5: its readers on our rings, ours on its, and the bytes of both compared.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -12,7 +12,7 @@ use sluice::ring::{
 };
 use sluice::wire::ring::Header;
 
-use crate::ring::{Line, RingPath, line, small};
+use crate::ring::{Line, RingPath, line, sleeper, small, woken};
 
 /// A meta of a size that is no whole number of words.
 type Meta = [u8; 12];
@@ -232,18 +232,22 @@ fn either_producer_wakes_either_sleeper() {
     let mut mine = RingProducer::<Line>::create(&mine_path, &small(8)).expect("made");
     let mut their = ringfire::RingProducer::<Line>::create(&*their_path, 8).expect("made");
     let mut their_reader = theirs(&mine_path, ConsumerStartMode::Head);
-    let mut reader = ours(&their_path, StartAt::Head);
+    // Theirs looks again after this long by itself.
     let long = Duration::from_secs(20);
+    let begun = Instant::now();
     let their_side = std::thread::spawn(move || their_reader.recv_blocking(&mut FutexWait::new(0, Some(long))));
-    let our_side = std::thread::spawn(move || reader.recv(Wait::Futex { spins: 0 }, long).expect("no follower"));
-    let waiting = |path: &Path| std::fs::read(path).expect("there")[56];
-    while waiting(&mine_path) == 0 || waiting(&their_path) == 0 {
+    while std::fs::read(&*mine_path).expect("there")[56] == 0 {
+        assert!(begun.elapsed() < long, "it never slept");
         std::thread::yield_now();
     }
+    std::thread::sleep(Duration::from_millis(20));
+    let asleep = sleeper(&their_path, 1);
+    let begun = Instant::now();
     mine.push(&line(1));
     their.push(&line(1));
     assert_eq!(their_side.join().expect("woken"), line(1));
-    assert_eq!(our_side.join().expect("woken"), Received::Record { sequence: 1, record: line(1) });
+    assert!(begun.elapsed() < long / 2, "our producer did not wake it");
+    woken(asleep);
 }
 
 #[test]

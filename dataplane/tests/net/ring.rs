@@ -45,6 +45,17 @@ impl Running {
         assert!(status.success(), "{}: {status}", self.words);
     }
 
+    /// Waits for its own end, which must be a good one; the JSON that it printed.
+    #[track_caller]
+    fn report(mut self) -> serde_json::Value {
+        let status = until("the command ends", || self.child.try_wait().expect("a child"));
+        let mut text = String::new();
+        let mut out = self.child.stdout.take().expect("a pipe");
+        std::io::Read::read_to_string(&mut out, &mut text).expect("text");
+        assert!(status.success(), "{}: {status}: {text}", self.words);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}: {text}", self.words))
+    }
+
     /// kill -9.
     fn kill(mut self) {
         self.signal(Signal::SIGKILL);
@@ -327,4 +338,46 @@ fn restarted(hosts: &[Host], by: By, who: Restarted) {
     mirroring.end();
     serving.end();
     drop(writer);
+}
+
+/// Another host's clock, ahead by what the reader is told to show, is found within the error that is stated; and what the
+/// records took is told in the source's.
+#[test]
+fn ring_clock_offset_is_found_within_its_bound() {
+    for (by, ahead) in [(By::Multicast, 7_777_777_777_i64), (By::Tcp, -86_400_000_000_123)] {
+        let Some((hosts, _switch)) = lan(2) else { return };
+        let (source, copy) = (ShmPath::new(&format!("clock-{by:?}")), ShmPath::new(&format!("clock-{by:?}-m")));
+        let start = |host: &Host, words: String| {
+            let arguments: Vec<&str> = words.split_whitespace().collect();
+            let mut command = sluice(Path::new("/"), &arguments);
+            command.stdout(std::process::Stdio::piped());
+            Running { child: host.spawn(command), words: format!("{}: sluice {words}", host.name) }
+        };
+        let load = "--rate 5000 --seconds 0.6 --json";
+        let words = format!("ring stress source {} --listen 10.7.0.1:7500 {load}", source.text());
+        let producing = start(&hosts[0], words);
+        let serving = serve(&hosts[0], &source, "10.7.0.1", by);
+        let mirroring = mirror(&hosts[1], "10.7.0.1", &copy, "10.7.0.2", by, "oldest");
+        let words =
+            format!("ring stress reader {} --source 10.7.0.1:7500 --clock-ahead-ns {ahead} --json", copy.text());
+        let reading = start(&hosts[1], words);
+        let read = reading.report();
+        let told = producing.report();
+        assert_eq!((&read["verdict"], &read["delivery"]["received"]), (&"whole".into(), &3_000.into()), "{read}");
+        let reader = &told["readers"][0];
+        assert_eq!(reader["delivery"], read["delivery"], "{told}");
+        for when in ["before", "after"] {
+            let clock = &reader["clock"][when];
+            let number = |key: &str| clock[key].as_i64().expect("ns");
+            let wrong = (number("offset_ns") - ahead).abs();
+            assert!(wrong <= number("bound_ns"), "{when}, {by:?}: wrong by {wrong} ns: {told}");
+            assert!(number("bound_ns") < 100_000_000, "{when}, {by:?}: a bound that says nothing: {told}");
+        }
+        let (median, bound) = (&reader["one_way_ns"]["p50"], &reader["error_bound_ns"]);
+        let (median, bound) = (median.as_i64().expect("ns"), bound.as_i64().expect("ns"));
+        assert!(median > -bound && median < PATIENCE.as_nanos() as i64, "{told}");
+        assert_eq!(reader["one_way_ns"]["count"], 3_000, "{told}");
+        mirroring.end();
+        serving.end();
+    }
 }

@@ -102,7 +102,7 @@ const PARTS: &[Part] = &[
     ("query", |run| run.program("query", &[], QUERY_REPEATS)),
     ("live", |run| run.program("live", &[], 1)),
     ("ring", |run| run.program("ring", &[], 1)),
-    ("ring-mirror", |run| run.program("ring-mirror", &["mirror", "even-rates", "ladder", "hub"], 1)),
+    ("ring-mirror", |run| run.program("ring-mirror", &["mirror", "even-rates", "parked", "hub", "ladder"], 1)),
 ];
 
 #[derive(Default)]

@@ -50,7 +50,7 @@ pub struct Args {
     pub core: CoreArgs,
 }
 
-fn linger(text: &str) -> Result<Linger, String> {
+pub(super) fn linger(text: &str) -> Result<Linger, String> {
     match text {
         "auto" => Ok(Linger::Auto),
         number => match number.parse() {

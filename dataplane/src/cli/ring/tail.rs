@@ -243,10 +243,11 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Records of a type that is not known here: as bytes, blob and all.
 fn bytes(args: &Args, out: &mut Out<'_>) -> Result<(), Ended> {
-    let open = || RawReader::open(&args.ring, false).map_err(|error| Ended::Ring(failure(error)));
-    let mut reader = open()?;
+    let open = || RawReader::open(&args.ring, false);
+    let mut reader = open().map_err(|error| Ended::Ring(failure(error)))?;
     let mut next = first(args.from, &reader);
     let (mut records, mut idle_since, mut record) = (0, clock::monotonic_ns(), Vec::new());
+    let mut read_after_end = false;
     while args.count.is_none_or(|count| records < count) {
         record.clear();
         match reader.read(next, &mut record) {
@@ -267,12 +268,25 @@ fn bytes(args: &Args, out: &mut Out<'_>) -> Result<(), Ended> {
             }
             RawRead::NotYet => {
                 out.out.flush()?;
-                match reader.producer(clock::monotonic_ns()) {
-                    Producer::Replaced if args.follow => {
-                        reader = open()?;
-                        next = reader.oldest();
-                        out.marker("another ring is at this path", Value::Null)?;
-                    }
+                let found = reader.producer(clock::monotonic_ns());
+                let ended = matches!(found, Producer::Died | Producer::Replaced);
+                if ended && !std::mem::replace(&mut read_after_end, ended) {
+                    // It may have written its last records between the look at the slot and its end.
+                    continue;
+                }
+                read_after_end = ended;
+                match found {
+                    Producer::Replaced if args.follow => match open() {
+                        Ok(successor) => {
+                            reader = successor;
+                            next = reader.oldest();
+                            out.marker("another ring is at this path", Value::Null)?;
+                        }
+                        // Still being made, or gone again.
+                        Err(error) if error.is_not_yet() && !is_over(args.idle, idle_since) => clock::sleep(LOOK_EVERY),
+                        Err(error) if error.is_not_yet() => return Ok(()),
+                        Err(error) => return Err(Ended::Ring(failure(error))),
+                    },
                     Producer::Replaced => {
                         out.marker("another ring is at this path", Value::Null)?;
                         return Ok(());

@@ -23,17 +23,35 @@ const JUMPS_MAX: usize = 256;
 pub struct LiveUpdate {
     /// Whose.
     pub id: SessionId,
-    /// Where its datagrams go from now on; `None`: nowhere.
+    /// Where its datagrams go from now on; `None`: the session has ended.
     pub to: Option<LiveTarget>,
 }
 
-/// One unicast destination.
+/// Who gets datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LiveTarget {
-    /// Its address.
-    pub address: SocketAddr,
-    /// How its datagrams are sealed; `None` for a mirror without the extension.
+pub enum LiveTarget {
+    /// A mirror in the group that knows the trailer: the group's datagrams have one as long as such a mirror is there.
+    Member,
+    /// A mirror that punched.
+    Address {
+        /// Its address.
+        address: SocketAddr,
+        /// How its datagrams are sealed; `None` for a mirror without the extension.
+        tag: Option<TagKey>,
+    },
+    /// Nowhere until it punches again. Its session goes on, and with it the counter of its trailers: no number is used
+    /// twice under one key, and none that the mirror has seen comes again.
+    Nowhere,
+}
+
+/// How the group's datagrams are sealed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupSettings {
+    /// Their trailer's key; `None`: they have none.
     pub tag: Option<TagKey>,
+    /// They have it whoever listens. Otherwise only while a mirror is there that knows it: a group of the peer's mirrors gets
+    /// the peer's own datagrams (its mirrors pass over what follows a frame, so that both kinds may share a group).
+    pub always: bool,
 }
 
 /// What a [`LiveSender`] counts.
@@ -56,8 +74,8 @@ pub struct LiveCounters {
 /// How a [`LiveSender`] sends.
 #[derive(Clone, Debug)]
 pub struct LiveSettings {
-    /// Whether there is a group, and how its datagrams are sealed (`Some(None)`: not at all).
-    pub multicast: Option<Option<TagKey>>,
+    /// The group, if there is one.
+    pub multicast: Option<GroupSettings>,
     /// The session byte.
     pub session: u8,
     /// Bytes of a datagram, trailer included.
@@ -75,8 +93,17 @@ pub struct LiveSettings {
 struct Target {
     /// `None` is the group.
     id: Option<SessionId>,
-    to: Destination,
+    /// `None`: it gets nothing now.
+    to: Option<Destination>,
     sealer: Option<Sealer>,
+    /// The sealer is used.
+    sealed: bool,
+}
+
+impl Target {
+    fn has_trailer(&self) -> bool {
+        self.sealed && self.sealer.is_some()
+    }
 }
 
 /// Frames that were built and are being handed over.
@@ -106,12 +133,19 @@ impl Burst {
         self.ends.clear();
         (self.target, self.handed, self.prepared) = (0, 0, false);
     }
+
+    fn next_target(&mut self) {
+        (self.handed, self.prepared) = (0, false);
+        self.target += 1;
+    }
 }
 
 /// The half of a sender that makes datagrams.
 pub struct LiveSender {
     settings: LiveSettings,
     targets: Vec<Target>,
+    /// Mirrors in the group that know the trailer.
+    members: Vec<SessionId>,
     /// Bytes of a frame, trailer not included.
     frame_bytes: usize,
     /// Longest frame of a single record that was not refused yet.
@@ -133,6 +167,7 @@ impl LiveSender {
     pub fn new(settings: LiveSettings, head: u64, now: i64) -> LiveSender {
         let mut live = LiveSender {
             targets: Vec::new(),
+            members: Vec::new(),
             frame_bytes: 0,
             single_bytes: DATAGRAM_BYTES_MAX - TRAILER_BYTES,
             cursor: head + 1,
@@ -143,9 +178,9 @@ impl LiveSender {
             counters: LiveCounters::default(),
             settings,
         };
-        if let Some(tag) = live.settings.multicast {
-            let sealer = tag.map(Sealer::new);
-            live.targets.push(Target { id: None, to: Destination::Multicast, sealer });
+        if let Some(group) = live.settings.multicast {
+            let sealer = group.tag.map(Sealer::new);
+            live.targets.push(Target { id: None, to: Some(Destination::Multicast), sealer, sealed: group.always });
         }
         live.size_frames();
         live
@@ -158,10 +193,12 @@ impl LiveSender {
         if !self.burst.is_done() {
             return handed;
         }
-        if self.targets.is_empty() {
+        if !self.has_listeners() {
             self.resync = true;
             return handed;
         }
+        // A burst that the group had in part went to its end as it was begun.
+        self.seal_group();
         if self.resync {
             self.cursor = head_of(ring) + 1;
             self.resync = false;
@@ -190,12 +227,18 @@ impl LiveSender {
     pub fn update(&mut self, update: LiveUpdate) {
         let at = self.targets.iter().position(|target| target.id == Some(update.id));
         match (at, update.to) {
-            (Some(at), Some(to)) => self.targets[at].to = Destination::Unicast(to.address),
-            (None, Some(to)) => {
-                self.resync |= self.targets.is_empty();
-                let sealer = to.tag.map(Sealer::new);
-                self.targets.push(Target { id: Some(update.id), to: Destination::Unicast(to.address), sealer });
+            (_, Some(LiveTarget::Member)) => self.members.push(update.id),
+            (Some(at), Some(LiveTarget::Address { address, .. })) => {
+                self.resync |= !self.has_listeners();
+                self.targets[at].to = Some(Destination::Unicast(address));
             }
+            (None, Some(LiveTarget::Address { address, tag })) => {
+                self.resync |= !self.has_listeners();
+                let (to, sealer) = (Some(Destination::Unicast(address)), tag.map(Sealer::new));
+                self.targets.push(Target { id: Some(update.id), to, sealer, sealed: true });
+            }
+            (Some(at), Some(LiveTarget::Nowhere)) => self.targets[at].to = None,
+            (None, Some(LiveTarget::Nowhere)) => {}
             (Some(at), None) => {
                 // Whoever has its turn in a burst keeps it.
                 if at < self.burst.target {
@@ -205,14 +248,32 @@ impl LiveSender {
                 }
                 self.targets.remove(at);
             }
-            (None, None) => {}
+            (None, None) => self.members.retain(|&id| id != update.id),
+        }
+        if self.burst.is_done() || self.burst.target > 0 {
+            self.seal_group();
         }
         self.size_frames();
     }
 
+    fn has_listeners(&self) -> bool {
+        self.targets.iter().any(|target| target.to.is_some())
+    }
+
+    /// The group's datagrams have a trailer if somebody there knows it.
+    fn seal_group(&mut self) {
+        if let (Some(group), Some(target)) = (self.settings.multicast, self.targets.first_mut()) {
+            let sealed = group.always || !self.members.is_empty();
+            if sealed != target.sealed {
+                target.sealed = sealed;
+                self.size_frames();
+            }
+        }
+    }
+
     /// When a heartbeat or a lingering datagram is due.
     pub fn deadline(&self) -> Option<i64> {
-        if self.targets.is_empty() || !self.burst.is_done() {
+        if !self.has_listeners() || !self.burst.is_done() {
             return None;
         }
         match (self.waiting_ns, self.settings.linger) {
@@ -243,7 +304,7 @@ impl LiveSender {
 
     /// Frames are the same for every destination: they leave room for a trailer if any has one.
     fn size_frames(&mut self) {
-        let sealed = self.targets.iter().any(|target| target.sealer.is_some());
+        let sealed = self.targets.iter().any(Target::has_trailer);
         let bytes = self.settings.datagram_bytes.clamp(DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX);
         let bytes = if sealed { bytes.saturating_sub(TRAILER_BYTES).max(DATAGRAM_BYTES_MIN) } else { bytes };
         self.frame_bytes = bytes.min(self.single_bytes.max(DATAGRAM_BYTES_MIN));
@@ -359,15 +420,20 @@ impl LiveSender {
                 self.burst.clear();
                 break;
             };
+            let Some(to) = target.to else {
+                self.burst.next_target();
+                continue;
+            };
             let copies = usize::from(self.settings.copies.max(1));
-            let plain = target.sealer.is_none() && copies == 1;
+            let plain = !target.has_trailer() && copies == 1;
             if !plain && !self.burst.prepared {
-                prepare(&mut self.burst, target.sealer.as_mut(), copies);
+                let sealer = target.sealer.as_mut().filter(|_| target.sealed);
+                prepare(&mut self.burst, sealer, copies);
             }
             let Burst { bytes, ends, sealed, sealed_ends, handed, .. } = &mut self.burst;
             let (bytes, ends) = if plain { (&*bytes, &*ends) } else { (&*sealed, &*sealed_ends) };
             let group = next_group(bytes, ends, *handed);
-            let outcome = out.send(target.to, group.bytes, group.segment_bytes);
+            let outcome = out.send(to, group.bytes, group.segment_bytes);
             if outcome == SendOutcome::WouldBlock {
                 return total;
             }
@@ -383,8 +449,7 @@ impl LiveSender {
                 SendOutcome::Sent | SendOutcome::WouldBlock => {}
             }
             if done {
-                (self.burst.handed, self.burst.prepared) = (0, false);
-                self.burst.target += 1;
+                self.burst.next_target();
                 if self.burst.target >= self.targets.len() {
                     self.burst.clear();
                 }

@@ -16,6 +16,8 @@ pub const NAKS_MAX: usize = 64;
 pub const NAK_RECORDS_OUTSTANDING_MAX: u64 = 2 * NAK_RECORDS_MAX;
 /// Repeats double the wait up to 2⁵ times (640 ms of the default 20): a hole that the source cannot fill costs nothing.
 pub const BACKOFF_DOUBLINGS_MAX: u32 = 5;
+/// Most ranges that are known to be gone before the records below them came; beyond, they are asked for again.
+const GONE_MAX: usize = NAKS_MAX;
 /// Buffers kept for held datagrams; more are given back to the allocator.
 const POOL_MAX: usize = 256;
 
@@ -28,7 +30,7 @@ pub struct LossSettings {
     pub bytes_max: usize,
     /// Time after which a range is asked for again.
     pub repeat_ns: i64,
-    /// Datagrams carry a MAC: what is held needs no doubt.
+    /// Datagrams have a trailer: what is held needs no doubt.
     pub trusted: bool,
 }
 
@@ -87,6 +89,8 @@ pub struct Loss {
     /// The highest sequence that the last heartbeat announced.
     announced: u64,
     outstanding: Vec<Outstanding>,
+    /// Ranges first..end that will not come.
+    gone: Vec<(u64, u64)>,
     /// The holes must be looked at again.
     dirty: bool,
     /// How long answers take, smoothed; 0 until the first.
@@ -118,6 +122,7 @@ impl Loss {
             frontier: 0,
             announced: 0,
             outstanding: Vec::with_capacity(NAKS_MAX),
+            gone: Vec::with_capacity(GONE_MAX),
             dirty: false,
             answer_ns: 0,
             pool: Vec::new(),
@@ -132,6 +137,7 @@ impl Loss {
         }
         (self.held_bytes, self.held_authoritative, self.frontier, self.announced) = (0, 0, 0, 0);
         self.outstanding.clear();
+        self.gone.clear();
         self.dirty = false;
         self.settings.trusted = trusted;
     }
@@ -139,7 +145,7 @@ impl Loss {
     /// Nothing is held, announced beyond `next` or asked for.
     #[inline]
     pub fn is_quiet(&self, next: u64) -> bool {
-        self.held.is_empty() && self.outstanding.is_empty() && self.announced < next
+        self.held.is_empty() && self.outstanding.is_empty() && self.announced < next && self.gone.is_empty()
     }
 
     /// Datagrams held, and their bytes.
@@ -209,6 +215,25 @@ impl Loss {
             }
             return Some(Ready { first, count: held.count, bytes: held.bytes, authoritative: held.authoritative });
         }
+    }
+
+    /// Records first..end will not come, but some below them may: they are passed over when the ring gets there.
+    pub fn gone(&mut self, first: u64, end: u64) {
+        if self.gone.len() < GONE_MAX {
+            self.gone.push((first, end));
+            self.outstanding.retain(|asked| asked.first < first || asked.last >= end);
+            self.dirty = true;
+        }
+    }
+
+    /// Where the ring goes on, if what it would take next is gone.
+    pub fn take_gone(&mut self, next: u64) -> Option<u64> {
+        if self.gone.is_empty() {
+            return None;
+        }
+        let to = self.gone.iter().filter(|&&(first, _)| first <= next).map(|&(_, end)| end).max();
+        self.gone.retain(|&(first, _)| first > next);
+        to.filter(|&to| to > next)
     }
 
     /// Takes a buffer back.
@@ -331,14 +356,15 @@ impl Loss {
                 None if at <= self.announced => self.announced,
                 None => return None,
             };
-            // Within the hole, pass what was asked for.
-            let covering = self.outstanding.iter().find(|asked| asked.first <= at && at <= asked.last);
-            if let Some(asked) = covering {
-                at = asked.last + 1;
+            // Within the hole, pass what was asked for and what is gone.
+            let asked = self.outstanding.iter().map(|asked| (asked.first, asked.last));
+            let passed = asked.chain(self.gone.iter().map(|&(first, end)| (first, end - 1)));
+            if let Some((_, last)) = passed.clone().find(|&(first, last)| first <= at && at <= last) {
+                at = last + 1;
                 continue;
             }
-            let asked_next = self.outstanding.iter().map(|asked| asked.first).filter(|&first| first > at).min();
-            let last = hole_last.min(asked_next.map_or(u64::MAX, |first| first - 1)).min(at + NAK_RECORDS_MAX - 1);
+            let passed_next = passed.map(|(first, _)| first).filter(|&first| first > at).min();
+            let last = hole_last.min(passed_next.map_or(u64::MAX, |first| first - 1)).min(at + NAK_RECORDS_MAX - 1);
             let due_ns = now + self.wait_ns();
             self.outstanding.push(Outstanding { first: at, last, sent_ns: now, due_ns, repeats: 0 });
             return Some(Ask { first: at, last, repeat: false });
@@ -354,6 +380,8 @@ impl Loss {
             }
             low = low.max(from + u64::from(entry.count));
         }
+        let gone = self.gone.iter().filter(|&&(from, end)| from <= low && low < end).map(|&(_, end)| end);
+        low = gone.max().unwrap_or(low);
         if low > last {
             return None;
         }
@@ -489,6 +517,19 @@ mod tests {
         assert_eq!(loss.hold(6, 2, b"!!", false, 0), Hold::Duplicate);
         assert_eq!(loss.take(4, false, 0).unwrap().bytes, b"abc");
         assert_eq!(loss.first_held(), Some(8));
+    }
+
+    #[test]
+    fn what_is_gone_is_not_asked_for_and_waits_for_what_lies_below() {
+        let mut loss = loss(true);
+        loss.hold(20, 1, b"t", false, 0);
+        loss.gone(5, 9);
+        assert_eq!(asks(&mut loss, 3, 0), [(3, 4), (9, 19)]);
+        assert_eq!(loss.take_gone(3), None);
+        assert_eq!(loss.take_gone(5), Some(9));
+        assert_eq!(loss.take_gone(9), None);
+        loss.take(20, false, 0);
+        assert!(asks(&mut loss, 21, 0).is_empty() && loss.is_quiet(21));
     }
 
     #[test]

@@ -10,8 +10,9 @@ use super::loss::{Hold, Loss, LossSettings};
 use super::{CloseReason, Datagrams, Destination, Fault, MirrorRing, SendOutcome, StreamPoll};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
-    Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records, SEQUENCE_END,
-    STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag, hello_flag, kind, same_layout,
+    Accept, Announce, EndReason, Ext, FrameError, Gap, Greeting, HEADER_BYTES, Header, Hello, Nak, Proof, Records,
+    SEQUENCE_END, STREAM_FRAME_BYTES, TRAILER_BYTES, WANT_NEW, WANT_OLDEST, feature, file_bytes, geometry_flag,
+    heartbeat_flag, hello_flag, kind, same_layout,
 };
 use crate::wire::ring::Geometry;
 
@@ -191,8 +192,13 @@ pub struct MirrorStatus {
     pub source_head: u64,
     /// When the source was last heard (`now` of that call).
     pub heard_ns: Option<i64>,
+    /// When the last datagram of the source came: with a source that is heard but by datagrams not, their path is blocked, and
+    /// all comes as repair.
+    pub datagram_ns: Option<i64>,
     /// Nothing was heard for longer than the settings' bound, or there is no connection.
     pub silent: bool,
+    /// The source answers, but says that its ring's producer is dead or stalls (a source of ours only).
+    pub producer_gone: bool,
     /// The source's incarnation; 0 is none or unknown.
     pub incarnation: u64,
     /// The session is authenticated.
@@ -252,7 +258,7 @@ pub struct ReceiverCounters {
     pub malformed: u64,
     /// Datagrams whose MAC is wrong.
     pub forged: u64,
-    /// Datagrams whose counter was seen or is too old.
+    /// Datagrams whose counter was seen (a second copy's, too) or is too old.
     pub replayed: u64,
     /// Records that the local ring did not take: a gap.
     pub unwritable_records: u64,
@@ -284,6 +290,8 @@ pub struct Receiver<H: MirrorHost> {
     /// The next session asks for all that is retained and begins a new file.
     start_over: bool,
     loss: Loss,
+    /// The last PUNCH.
+    punch: Vec<u8>,
     session: Session,
 }
 
@@ -313,6 +321,8 @@ struct Session {
     progress_ns: i64,
     /// Time went by unseen (a ring was made): hearing begins with the next look.
     settle: bool,
+    /// The source says that its ring's producer is dead or stalls.
+    producer_gone: bool,
     source_head: u64,
 }
 
@@ -341,6 +351,7 @@ impl Session {
             heard_ns: None,
             progress_ns: 0,
             settle: false,
+            producer_gone: false,
             source_head: 0,
         }
     }
@@ -367,6 +378,7 @@ impl<H: MirrorHost> Receiver<H> {
             begun: false,
             start_over: false,
             loss,
+            punch: Vec::with_capacity(HEADER_BYTES + TRAILER_BYTES),
             session: Session::new(Phase::Down),
         }
     }
@@ -507,12 +519,12 @@ impl<H: MirrorHost> Receiver<H> {
             return 0;
         }
         let header = Header::bare(kind::PUNCH, self.session.session, self.session.token);
-        // Rare: five a second at most.
-        let mut datagram = header.encode().to_vec();
+        self.punch.clear();
+        self.punch.extend_from_slice(&header.encode());
         if let Some(sealer) = self.session.punch_sealer.as_mut() {
-            sealer.seal(&mut datagram, 0);
+            sealer.seal(&mut self.punch, 0);
         }
-        if out.send(Destination::Unicast(to), &datagram, None) == SendOutcome::WouldBlock {
+        if out.send(Destination::Unicast(to), &self.punch, None) == SendOutcome::WouldBlock {
             return 0;
         }
         self.session.punched_ns = Some(now);
@@ -557,6 +569,8 @@ impl<H: MirrorHost> Receiver<H> {
             first: self.first,
             source_head: self.session.source_head.max(next.saturating_sub(1)),
             heard_ns: self.session.heard_ns,
+            producer_gone: self.session.producer_gone,
+            datagram_ns: self.session.datagram_ns,
             silent: !live || (!self.session.settle && self.silence_ns(now) > bound_ns),
             incarnation: self.incarnation,
             authenticated: self.session.keys.is_some(),
@@ -738,7 +752,8 @@ impl<H: MirrorHost> Receiver<H> {
         }
         (self.geometry, self.incarnation) = (geometry, incarnation);
         (self.begun, self.start_over) = (true, false);
-        self.loss.reset(self.session.keys.is_some());
+        // With a trailer nobody beside the source (and its group) makes datagrams: what is held needs no doubt.
+        self.loss.reset(self.session.opener.is_some());
         self.session.source_head = first - 1;
         self.session.settle = true;
         self.session.heard_ns = Some(now);
@@ -795,6 +810,7 @@ impl<H: MirrorHost> Receiver<H> {
                         self.start_over = true;
                         return Err(CloseReason::OtherHistory);
                     }
+                    self.session.producer_gone = false;
                     self.skip_to(header.sequence);
                     self.write(records, header.sequence);
                 } else {
@@ -809,11 +825,15 @@ impl<H: MirrorHost> Receiver<H> {
                 self.ask(now);
             }
             kind::GAP => {
-                if !(1..SEQUENCE_END).contains(&header.sequence) {
-                    return Err(CloseReason::SequenceLimit);
+                let gap = Gap::decode(header, payload).map_err(|error| match error {
+                    FrameError::Sequence { .. } => CloseReason::SequenceLimit,
+                    _ => CloseReason::Protocol,
+                })?;
+                self.loss.answered(0, gap.to, now);
+                match gap.from {
+                    Some(from) if from > self.next() && from < gap.to && !streams => self.loss.gone(from, gap.to),
+                    _ => self.pass_gap(gap.to, now),
                 }
-                self.loss.answered(0, header.sequence, now);
-                self.pass_gap(header.sequence, now);
                 self.publish();
                 self.ask(now);
             }
@@ -822,6 +842,8 @@ impl<H: MirrorHost> Receiver<H> {
                     return Err(CloseReason::SequenceLimit);
                 }
                 self.counters.heartbeats += 1;
+                let gone = header.flags & heartbeat_flag::NO_PRODUCER != 0;
+                self.session.producer_gone = gone && self.session.ext.is_some();
                 self.session.source_head = self.session.source_head.max(header.sequence);
                 if !streams {
                     self.loss.announced_at_least(header.sequence);
@@ -926,8 +948,17 @@ impl<H: MirrorHost> Receiver<H> {
         false
     }
 
-    /// Writes what is held and continues the ring.
+    /// Writes what is held and continues the ring, and passes what is gone.
     fn drain(&mut self, live: bool, now: i64) {
+        loop {
+            self.drain_held(live, now);
+            let Some(to) = self.loss.take_gone(self.next()) else { return };
+            self.pass_held(to, now);
+            self.skip_to(to);
+        }
+    }
+
+    fn drain_held(&mut self, live: bool, now: i64) {
         while let Some(ready) = self.loss.take(self.next(), live, now) {
             let header =
                 Header { count: ready.count, sequence: ready.first, ..Header::bare(kind::DATA, 0, ready.first) };
@@ -944,15 +975,19 @@ impl<H: MirrorHost> Receiver<H> {
 
     /// Nothing below `to` comes any more, but what is held of it is written.
     fn pass_gap(&mut self, to: u64, now: i64) {
+        self.pass_held(to, now);
+        self.skip_to(to);
+        self.drain(false, now);
+    }
+
+    fn pass_held(&mut self, to: u64, now: i64) {
         while let Some(held) = self.loss.first_held()
             && held < to
             && self.settings.fault != Fault::GapDropsHeld
         {
             self.skip_to(held);
-            self.drain(false, now);
+            self.drain_held(false, now);
         }
-        self.skip_to(to);
-        self.drain(false, now);
     }
 
     /// Writes NAKs that are due.

@@ -4,13 +4,14 @@ use core::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::collections::{HashMap, VecDeque};
 
 use super::auth::{Opener, PresharedKey, Random, SessionKeys, TagKey, Transcript, mirror_proof_holds, source_proof};
-use super::live::{LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
+use super::live::{GroupSettings, LiveCounters, LiveSender, LiveSettings, LiveTarget, LiveUpdate, PUNCH_NS_MAX};
 use super::loss::NAKS_MAX;
 use super::{CloseReason, Datagrams, Fault, ReadOutcome, SourceRing, StreamPoll, head_of};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
 use crate::wire::mirror::{
-    Accept, Announce, EndReason, Ext, Greeting, HEADER_BYTES, Header, Hello, NAK_RECORDS_MAX, Nak, PROOF_BYTES, Proof,
-    SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, hello_flag, kind,
+    Accept, Announce, EndReason, Ext, Gap, Greeting, HEADER_BYTES, Header, Hello, NAK_RECORDS_MAX, Nak, PROOF_BYTES,
+    Proof, SEQUENCE_END, STREAM_FRAME_BYTES, WANT_NEW, WANT_OLDEST, feature, geometry_flag, heartbeat_flag, hello_flag,
+    kind,
 };
 
 /// A send that is not done after this long ends the session (the peer's write timeout).
@@ -285,6 +286,8 @@ struct Session {
     tag: Option<TagKey>,
     punch_opener: Option<Opener>,
     punched: Option<Punched>,
+    /// The datagram half knows of it.
+    in_live: bool,
     transcript: Transcript,
     nonce: [u8; 16],
 }
@@ -295,10 +298,16 @@ pub struct Sender<R: SourceRing> {
     settings: ServeSettings,
     counters: SenderCounters,
     random: Random,
+    /// The ring's producer lives and beats.
+    producer_alive: bool,
     /// The session byte of this attachment.
     session: u8,
     group_key: [u8; 32],
+    /// The 64-bit session of the group: its byte alone repeats once in 256 restarts.
+    group_number: u64,
     live: Option<LiveSender>,
+    /// What datagram halves counted so far, as far as known.
+    live_counters: LiveCounters,
     detached: bool,
     updates: VecDeque<LiveUpdate>,
     /// Sessions by the low half of their id.
@@ -308,6 +317,8 @@ pub struct Sender<R: SourceRing> {
     tokens: HashMap<u64, SessionId>,
     punches: Allowance,
     punch_check_ns: i64,
+    /// No session is to be closed before.
+    close_check_ns: i64,
 }
 
 impl<R: SourceRing> Sender<R> {
@@ -317,9 +328,12 @@ impl<R: SourceRing> Sender<R> {
             ring: None,
             counters: SenderCounters::default(),
             random: Random::new(&seed),
+            producer_alive: true,
             session: 0,
             group_key: [0; 32],
+            group_number: 0,
             live: None,
+            live_counters: LiveCounters::default(),
             detached: false,
             updates: VecDeque::new(),
             slots: Vec::new(),
@@ -328,6 +342,7 @@ impl<R: SourceRing> Sender<R> {
             tokens: HashMap::new(),
             punches: Allowance::new(u64::from(settings.punches_per_second), 0),
             punch_check_ns: i64::MIN,
+            close_check_ns: i64::MIN,
             settings,
         }
     }
@@ -348,12 +363,15 @@ impl<R: SourceRing> Sender<R> {
             self.session = self.random.bytes::<1>()[0];
         }
         self.group_key = self.random.bytes();
+        self.group_number = self.random.number();
         // One that was taken out serves the ring before: its owner takes the new one.
         self.detached = false;
         if self.settings.multicast.is_some() || self.settings.unicast_port.is_some() {
-            let group_tag = self.settings.key.is_some().then_some(TagKey::Keyed(self.group_key));
+            let keyed = self.settings.key.is_some();
+            let tag = if keyed { TagKey::Keyed(self.group_key) } else { TagKey::Number(self.group_number) };
+            let tag = (keyed || self.settings.extension).then_some(tag);
             let settings = LiveSettings {
-                multicast: self.settings.multicast.map(|_| group_tag),
+                multicast: self.settings.multicast.map(|_| GroupSettings { tag, always: keyed }),
                 session: self.session,
                 datagram_bytes: self.settings.datagram_bytes,
                 copies: self.settings.copies,
@@ -361,13 +379,17 @@ impl<R: SourceRing> Sender<R> {
                 linger: self.settings.linger,
                 heartbeat_ns: self.settings.heartbeat_datagram_ns,
             };
-            let counters = self.live.take().map(|live| *live.counters());
             let mut live = LiveSender::new(settings, head_of(&ring), now);
-            live.continue_counters(counters.unwrap_or_default());
+            live.continue_counters(self.live_counters);
             self.live = Some(live);
         }
         self.updates.clear();
         self.ring = Some(ring);
+    }
+
+    /// Whether the ring's producer lives: heartbeats tell mirrors of ours when it does not.
+    pub fn set_producer_alive(&mut self, alive: bool) {
+        self.producer_alive = alive;
     }
 
     /// The ring that is served.
@@ -425,6 +447,7 @@ impl<R: SourceRing> Sender<R> {
             tag: None,
             punch_opener: None,
             punched: None,
+            in_live: false,
             transcript: Transcript::default(),
             nonce: [0; 16],
         });
@@ -501,7 +524,11 @@ impl<R: SourceRing> Sender<R> {
                     answer(session, ring, &self.settings, &mut self.counters, out, now);
                 }
             }
-            beat(session, ring, &self.settings, &mut self.counters, out, before, now);
+            let flags = if session.extended && !self.producer_alive { heartbeat_flag::NO_PRODUCER } else { 0 };
+            if let Some(sequence) = beat(session, ring, &self.settings, out.len() > before, now) {
+                self.counters.heartbeats += 1;
+                out.extend_from_slice(&Header::bare(kind::HEARTBEAT, flags, sequence).encode());
+            }
         }
         let bytes = out.len() - before;
         if bytes == 0 {
@@ -515,9 +542,7 @@ impl<R: SourceRing> Sender<R> {
 
     /// Sends at most about `max` datagrams; says how many were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams, max: usize) -> usize {
-        if now >= self.punch_check_ns {
-            self.expire_punches(now);
-        }
+        self.expire_punches(now);
         let (Some(live), Some(ring)) = (self.live.as_mut(), self.ring.as_mut()) else { return 0 };
         if let Some(update) = self.updates.pop_front() {
             live.update(update);
@@ -526,21 +551,38 @@ impl<R: SourceRing> Sender<R> {
             }
         }
         let handed = live.poll(ring, now, out, max);
-        let counters = live.counters();
-        self.counters.datagrams = counters.datagrams;
-        self.counters.datagram_records = counters.records;
-        self.counters.datagrams_failed = counters.failed;
-        self.counters.oversized_records = counters.oversized_records;
-        self.counters.datagram_heartbeats = counters.heartbeats;
+        let counted = *live.counters();
+        self.count_datagrams(counted);
         handed
     }
 
+    fn count_datagrams(&mut self, counted: LiveCounters) {
+        self.live_counters = counted;
+        self.counters.datagrams = counted.datagrams;
+        self.counters.datagram_records = counted.records;
+        self.counters.datagrams_failed = counted.failed;
+        self.counters.oversized_records = counted.oversized_records;
+        self.counters.datagram_heartbeats = counted.heartbeats;
+    }
+
     /// Takes the datagram half out, for a producer that sends its own; [`Sender::poll_datagrams`] then sends nothing, and
-    /// what [`Sender::next_live_update`] says is to be carried to it. `None` without a UDP transport or when it is out already.
+    /// what [`Sender::next_live_update`] says is to be carried to it, after [`Sender::look_after_detached`]. `None` without a UDP transport or when it is out already.
     pub fn detach_live(&mut self) -> Option<LiveSender> {
         let live = self.live.take()?;
         self.detached = true;
         Some(live)
+    }
+
+    /// What [`Sender::poll_datagrams`] does beside sending, for a half that was taken out: destinations that fell silent are
+    /// dropped, and what the half counted (`None`: not known now) is shown.
+    pub fn look_after_detached(&mut self, counted: Option<LiveCounters>, now: i64) {
+        if !self.detached {
+            return;
+        }
+        self.expire_punches(now);
+        if let Some(counted) = counted {
+            self.count_datagrams(counted);
+        }
     }
 
     /// The next change for a datagram half that was taken out.
@@ -553,22 +595,28 @@ impl<R: SourceRing> Sender<R> {
         self.live.as_ref().is_some_and(LiveSender::is_blocked)
     }
 
-    /// Sessions to be closed although a send of theirs is under way, or without one; call it until `None` at each deadline.
+    /// Sessions to be closed although a send of theirs is under way, or without one; call it until `None` in each turn (it
+    /// looks at the sessions only when one may be due).
     pub fn next_closed(&mut self, now: i64) -> Option<(SessionId, CloseReason)> {
-        let limit = self.settings.handshake_ns_max;
-        let due = |session: &Session| {
-            let written = session.sending_ns.is_some_and(|since| now - since >= WRITE_NS_MAX);
-            let shaken = session.phase != Phase::Live && now - session.since_ns >= limit;
-            match session.closing {
-                _ if written => Some(CloseReason::WriteTimeout),
-                Some(reason) if session.sending_ns.is_none() && session.outbox.is_empty() => Some(reason),
-                None if shaken => Some(CloseReason::HandshakeTimeout),
-                _ => None,
+        if now < self.close_check_ns {
+            return None;
+        }
+        let handshake_ns = self.settings.handshake_ns_max;
+        // What begins after this look is due no sooner than that.
+        let mut check_ns = now + WRITE_NS_MAX.min(handshake_ns);
+        let mut found = None;
+        for (at, session) in self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?))) {
+            let (due_ns, reason) = close_due(session, handshake_ns);
+            if due_ns <= now {
+                found = Some((at, session.id, reason));
+                break;
             }
+            check_ns = check_ns.min(due_ns);
+        }
+        let Some((at, id, reason)) = found else {
+            self.close_check_ns = check_ns;
+            return None;
         };
-        let found = self.slots.iter().enumerate().find_map(|(at, slot)| Some((at, due(slot.as_ref()?)?)));
-        let (at, reason) = found?;
-        let id = self.slots[at].as_ref().expect("found").id;
         self.forget(at);
         self.count_closed(reason);
         Some((id, reason))
@@ -580,6 +628,11 @@ impl<R: SourceRing> Sender<R> {
         let sessions = self.slots.iter().flatten().filter_map(|session| self.session_deadline(session));
         let punches = (self.punch_check_ns > i64::MIN).then_some(self.punch_check_ns);
         sessions.chain(live).chain(punches).min()
+    }
+
+    /// What stands in the flags of each datagram of the ring that is served.
+    pub fn session_byte(&self) -> u8 {
+        self.session
     }
 
     /// What happened so far.
@@ -640,6 +693,7 @@ impl<R: SourceRing> Sender<R> {
         }
         session.closing = Some(reason);
         session.outbox.clear();
+        self.close_check_ns = i64::MIN;
         let told = match reason {
             CloseReason::SourceReplaced => EndReason::SourceReplaced,
             CloseReason::Unauthenticated => EndReason::KeyRequired,
@@ -648,9 +702,11 @@ impl<R: SourceRing> Sender<R> {
         if session.extended {
             session.outbox.extend_from_slice(&told.encode());
         }
-        let (id, token, unicast) = (session.id, session.token, session.punched.take().is_some());
+        let (id, token) = (session.id, session.token);
+        session.punched = None;
+        let was_told = core::mem::take(&mut session.in_live);
         self.tokens.remove(&token);
-        if unicast {
+        if was_told {
             self.updates.push_back(LiveUpdate { id, to: None });
         }
     }
@@ -660,7 +716,7 @@ impl<R: SourceRing> Sender<R> {
         let Some(session) = self.slots[at].take() else { return };
         self.free.push(at as u32);
         self.tokens.remove(&session.token);
-        if session.punched.is_some() {
+        if session.in_live {
             self.updates.push_back(LiveUpdate { id: session.id, to: None });
         }
     }
@@ -719,10 +775,11 @@ impl<R: SourceRing> Sender<R> {
             let announce = announce(&self.settings, session, self.session);
             session.outbox.extend_from_slice(&announce.encode());
         }
-        let number = self.random.number();
+        let multicast = session.delivery == Delivery::Multicast;
+        let number = if multicast { self.group_number } else { self.random.number() };
         if extended {
             session.nonce = self.random.bytes();
-            let trailer = session.delivery == Delivery::Unicast || (session.delivery == Delivery::Multicast && keyed);
+            let trailer = session.delivery != Delivery::Stream;
             let ext = Ext {
                 incarnation: ring.incarnation(),
                 session: number,
@@ -767,8 +824,15 @@ impl<R: SourceRing> Sender<R> {
     fn go_live(&mut self, at: usize) {
         let session = self.slots[at].as_mut().expect("the caller holds its place");
         session.phase = Phase::Live;
-        if session.delivery == Delivery::Unicast {
-            self.tokens.insert(session.token, session.id);
+        match session.delivery {
+            Delivery::Unicast => {
+                self.tokens.insert(session.token, session.id);
+            }
+            Delivery::Multicast if session.extended => {
+                session.in_live = true;
+                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Member) });
+            }
+            Delivery::Multicast | Delivery::Stream => {}
         }
     }
 
@@ -797,8 +861,9 @@ impl<R: SourceRing> Sender<R> {
             Some(punched) if punched.address == from => punched.moved_ns,
             Some(punched) if now - punched.moved_ns < PUNCH_MOVE_NS => return None,
             _ => {
-                let to = Some(LiveTarget { address: from, tag: session.tag });
+                let to = Some(LiveTarget::Address { address: from, tag: session.tag });
                 self.updates.push_back(LiveUpdate { id: session.id, to });
+                session.in_live = true;
                 now
             }
         };
@@ -810,6 +875,9 @@ impl<R: SourceRing> Sender<R> {
     }
 
     fn expire_punches(&mut self, now: i64) {
+        if now < self.punch_check_ns {
+            return;
+        }
         let mut check_ns = i64::MIN;
         for session in self.slots.iter_mut().flatten() {
             let Some(punched) = session.punched else { continue };
@@ -817,7 +885,7 @@ impl<R: SourceRing> Sender<R> {
             if until_ns <= now {
                 session.punched = None;
                 self.counters.punches_expired += 1;
-                self.updates.push_back(LiveUpdate { id: session.id, to: None });
+                self.updates.push_back(LiveUpdate { id: session.id, to: Some(LiveTarget::Nowhere) });
             } else {
                 check_ns = if check_ns == i64::MIN { until_ns } else { check_ns.min(until_ns) };
             }
@@ -847,6 +915,20 @@ impl<R: SourceRing> Sender<R> {
             () => Some(session.answers.ready_ns()),
         };
         beat.into_iter().chain(linger).chain(answers).min()
+    }
+}
+
+/// When a session is to be closed without being polled, and why.
+fn close_due(session: &Session, handshake_ns: i64) -> (i64, CloseReason) {
+    match (session.sending_ns, session.closing) {
+        (Some(since), _) => (since + WRITE_NS_MAX, CloseReason::WriteTimeout),
+        (None, Some(reason)) if session.outbox.is_empty() => (i64::MIN, reason),
+        // Its last word is sent first.
+        (None, Some(reason)) => (i64::MAX, reason),
+        (None, None) if session.phase != Phase::Live => {
+            (session.since_ns + handshake_ns, CloseReason::HandshakeTimeout)
+        }
+        (None, None) => (i64::MAX, CloseReason::WriteTimeout),
     }
 }
 
@@ -987,7 +1069,7 @@ fn stream<R: SourceRing>(
             Some(to) => {
                 session.cursor = to;
                 counters.gaps += 1;
-                out.extend_from_slice(&Header::bare(kind::GAP, 0, to).encode());
+                Gap { from: None, to }.encode_into(out);
             }
             None if filled.records < batch => return,
             None => {}
@@ -1039,7 +1121,9 @@ fn answer<R: SourceRing>(
         }
         if let Some(to) = filled.jump {
             counters.gaps += 1;
-            out.extend_from_slice(&Header::bare(kind::GAP, 0, to).encode());
+            // A mirror of ours may still miss records below this range, and is told where the gap begins.
+            let from = (session.extended && first >= oldest).then_some(next);
+            Gap { from, to }.encode_into(out);
             next = to;
         }
         // Nothing there although it was published when it was asked for: the mirror asks again.
@@ -1059,26 +1143,22 @@ fn answer<R: SourceRing>(
     session.answers.left -= (out.len() - start) as i64;
 }
 
-/// A heartbeat, when nothing else went out for its interval.
+/// What a heartbeat tells, when nothing else went out for its interval.
 fn beat<R: SourceRing>(
     session: &mut Session,
     ring: &R,
     settings: &ServeSettings,
-    counters: &mut SenderCounters,
-    out: &mut Vec<u8>,
-    before: usize,
+    something_goes: bool,
     now: i64,
-) {
-    if out.len() > before || now - session.sent_ns < settings.heartbeat_stream_ns || session.waiting_ns.is_some() {
-        return;
+) -> Option<u64> {
+    if something_goes || now - session.sent_ns < settings.heartbeat_stream_ns || session.waiting_ns.is_some() {
+        return None;
     }
-    let sequence = match session.delivery {
-        Delivery::Stream => session.cursor - 1,
+    match session.delivery {
+        Delivery::Stream => Some(session.cursor - 1),
         // Beside datagrams only for mirrors of ours, with what was published one heartbeat ago: whatever of that has not
         // come is lost, and a mirror that no datagram reaches still gets everything by NAK.
-        _ if session.extended => core::mem::replace(&mut session.head_before, head_of(ring)),
-        _ => return,
-    };
-    counters.heartbeats += 1;
-    out.extend_from_slice(&Header::bare(kind::HEARTBEAT, 0, sequence).encode());
+        _ if session.extended => Some(core::mem::replace(&mut session.head_before, head_of(ring))),
+        _ => None,
+    }
 }

@@ -130,3 +130,30 @@ fn a_futex_wait_ends_with_a_wake_and_at_once_when_the_word_has_changed() {
     assert_eq!(woken, 1);
     assert_eq!(wait(&mut ring, 2).result, 0);
 }
+
+#[test]
+fn more_completions_than_the_queue_holds_all_come() {
+    let Some(mut ring) = ring() else { return };
+    let pairs: Vec<_> = (0..100).map(|_| std::os::unix::net::UnixStream::pair().expect("a pair")).collect();
+    for (at, (left, _)) in pairs.iter().enumerate() {
+        ring.receive(left.as_fd(), Vec::with_capacity(8), 8, at as u64).expect("queues");
+    }
+    ring.submit().expect("submits");
+    for (_, right) in &pairs {
+        (&*right).write_all(b"x").expect("writes");
+    }
+    // 16 requests make room for 32 completions.
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..1_000 {
+        ring.submit().expect("submits");
+        while let Some(completion) = ring.next_completion() {
+            assert_eq!((completion.result, ring.take_bytes().expect("bytes").as_slice()), (1, &b"x"[..]));
+            seen.insert(completion.user_data);
+        }
+        if seen.len() == pairs.len() {
+            return;
+        }
+        crate::sys::clock::sleep(Duration::from_millis(1));
+    }
+    panic!("{} of {} came", seen.len(), pairs.len());
+}
