@@ -257,6 +257,11 @@ impl Connection {
         matches!(self.state, State::Streaming(_))
     }
 
+    /// Bytes of memory that it holds beside the messages that it shares.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Connection>() + self.reader.memory_bytes() + self.out.capacity()
+    }
+
     /// Bytes came. Reading may go on while something is being sent.
     pub fn on_bytes(&mut self, bytes: &[u8], hub: &Hub, server: Server<'_>, now: i64) {
         if matches!(self.state, State::Reply | State::Gone) {
@@ -363,6 +368,7 @@ impl Connection {
             }
         };
         self.reader.skip(bytes);
+        self.reader.shrink();
         match answer {
             Answer::Reply(reply) => (self.out, self.state) = (reply, State::Reply),
             Answer::Upgrade(reply, range) => {

@@ -598,6 +598,33 @@ fn a_subscriber_that_speaks_or_breaks_a_rule_is_cut_off() {
 }
 
 #[test]
+fn an_idle_subscriber_is_small_whatever_it_sends() {
+    let mut world = World::new();
+    let mut connection = Connection::new(0);
+    let request = upgrade("/stream?start=9").replace("Host: h", &format!("Host: h\r\nX: {}", "x".repeat(15_000)));
+    for part in request.as_bytes().chunks(1000) {
+        send(&mut connection, &world, part);
+    }
+    assert!(matches!(connection.poll(&mut world.hub, 0), Step::Bytes(_)) && connection.is_subscriber());
+    for _ in 0..100 {
+        send(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]));
+        assert!(matches!(connection.poll(&mut world.hub, 0), Step::Bytes(_)));
+    }
+    assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
+    // Pings without end while nothing is sent: one answer waits.
+    for _ in 0..10_000 {
+        send(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]));
+    }
+    assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
+    // A message in parts is bounded as one in one piece is.
+    let part = [0x02, 0xfe, 4, 0, 0, 0, 0, 0];
+    send(&mut connection, &world, &[&part[..], &[0; 1024]].concat());
+    send(&mut connection, &world, &[&[0x00][..], &part[1..], &[0; 1024]].concat());
+    assert!(matches!(connection.poll(&mut world.hub, 0), Step::End));
+    assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
+}
+
+#[test]
 fn every_wait_for_the_other_side_is_bounded() {
     let mut world = World::new();
     world.ledger(9);

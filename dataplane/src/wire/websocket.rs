@@ -15,7 +15,8 @@ pub const HEADER_BYTES_MAX: usize = 14;
 pub const CONTROL_BYTES_MAX: usize = 125;
 /// Longest reason of a close frame: what a control frame holds beside the code.
 pub const REASON_BYTES_MAX: usize = CONTROL_BYTES_MAX - 2;
-/// Room that a reader offers beyond the frame at hand, so that small frames come many to a read.
+/// Most room that a reader offers beyond the frame at hand, so that small frames come many to a read. One for short messages
+/// offers as much as such a message needs, because a server has thousands of them.
 const READ_AHEAD_BYTES: usize = 64 << 10;
 
 /// Who sends the frames that are read: a client masks each one, a server none.
@@ -166,6 +167,19 @@ impl FrameReader {
         (self.in_parts, self.failed, self.closed) = (false, None, false);
     }
 
+    /// Gives the memory back that nothing unread needs: after an HTTP head, which is longer than a subscriber's frames.
+    pub fn shrink(&mut self) {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        self.buffer.truncate(self.end);
+        self.buffer.shrink_to_fit();
+    }
+
+    /// Bytes of memory that its buffers hold.
+    pub fn memory_bytes(&self) -> usize {
+        self.buffer.capacity() + self.parts.capacity()
+    }
+
     /// What was read and is no frame yet: the head of an HTTP answer comes before the first one.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
@@ -185,7 +199,9 @@ impl FrameReader {
         }
         let missing = self.frame_bytes.saturating_sub(self.end - self.start);
         // Large frames grow with what really arrives, never with what a header promises.
-        let wanted = missing.clamp(READ_AHEAD_BYTES, READ_AHEAD_BYTES.max(self.end - self.start));
+        let ahead =
+            READ_AHEAD_BYTES.min(self.message_bytes_max.max(CONTROL_BYTES_MAX).saturating_add(HEADER_BYTES_MAX));
+        let wanted = missing.clamp(ahead, ahead.max(self.end - self.start));
         if self.buffer.len() - self.end < wanted && self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -567,6 +583,20 @@ mod tests {
         reader.feed(&[0; 1000]);
         assert_eq!(reader.next(), Ok(None));
         assert!(reader.buffer.len() <= 3 * READ_AHEAD_BYTES, "{}", reader.buffer.len());
+    }
+
+    #[test]
+    fn a_reader_of_short_messages_is_small() {
+        let mut reader = FrameReader::new(Sender::Server, 1024);
+        reader.feed(&[0; 16 << 10]);
+        reader.skip(16 << 10);
+        reader.shrink();
+        assert_eq!(reader.memory_bytes(), 0);
+        for _ in 0..1000 {
+            reader.feed(&frame(0x89, false, &[1; 125]));
+            assert!(matches!(reader.next(), Ok(Some(Event::Ping(_)))));
+        }
+        assert!(reader.memory_bytes() <= 4096, "{}", reader.memory_bytes());
     }
 
     #[test]
