@@ -3,6 +3,8 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::assemble::{Ledger, Limits};
@@ -16,6 +18,42 @@ use crate::sys::{clock, random, tcp};
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 /// Longest time to wait for the server's half of a close that we began; nothing is lost when it does not come.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Longest time that a wait between two connections goes on after a cancel.
+const CANCEL_LOOK: Duration = Duration::from_millis(20);
+
+/// Ends a follower from another thread.
+#[derive(Clone, Debug)]
+pub struct Cancel(Arc<CancelState>);
+
+#[derive(Default, Debug)]
+struct CancelState {
+    asked: AtomicBool,
+    /// The connection that may be waited on.
+    stream: Mutex<Option<TcpStream>>,
+}
+
+impl Cancel {
+    /// The follower's [`Follower::next`] ends with [`FollowError::Cancelled`]: at once where it waits for bytes, soon where it waits
+    /// between two connections, and within the dial timeout where it dials.
+    pub fn cancel(&self) {
+        // Read by `is_asked` after the connection was stored under the lock, so that either side sees the other.
+        self.0.asked.store(true, Ordering::Release);
+        if let Some(stream) = &*self.0.stream.lock().unwrap_or_else(PoisonError::into_inner) {
+            // One that is gone already cannot be ended, which is as well.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn is_asked(&self) -> bool {
+        // Pairs with the store in `cancel`.
+        self.0.asked.load(Ordering::Acquire)
+    }
+
+    fn watch(&self, stream: Option<TcpStream>) {
+        *self.0.stream.lock().unwrap_or_else(PoisonError::into_inner) = stream;
+    }
+}
 
 /// How a stream is followed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,6 +106,9 @@ pub enum FollowError {
         /// What ended it.
         source: ClientError,
     },
+    /// [`Cancel::cancel`] was called.
+    #[error("cancelled")]
+    Cancelled,
     /// The host: no memory, no random bytes.
     #[error(transparent)]
     Host(#[from] io::Error),
@@ -109,6 +150,7 @@ pub struct Follower<F: FnMut(Notice<'_>) = fn(Notice<'_>)> {
     /// When there was no connection for the first time since the last ledger.
     down_since_ns: Option<i64>,
     notice: F,
+    cancel: Cancel,
     done: bool,
 }
 
@@ -139,7 +181,8 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
         }
         let client = Client::new(range, settings.limits)?;
         let (backoff, down_since_ns) = (Backoff::default(), None);
-        Ok(Follower { url, settings, client, stream: None, backoff, down_since_ns, notice, done: false })
+        let cancel = Cancel(Arc::default());
+        Ok(Follower { url, settings, client, stream: None, backoff, down_since_ns, notice, cancel, done: false })
     }
 
     /// The next ledger; `None` at the end of the range, and when an unbounded stream's source ended.
@@ -162,12 +205,21 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
                 Err(error) => error,
             };
             self.hang_up();
+            if self.cancel.is_asked() {
+                self.done = true;
+                return Err(FollowError::Cancelled);
+            }
             self.retry(error)?;
         }
         self.backoff.reset();
         self.down_since_ns = None;
         let received_ns = clock::utc_ns();
         Ok(self.client.ledger().map(|ledger| Received { ledger, received_ns }))
+    }
+
+    /// What ends this follower from another thread.
+    pub fn canceller(&self) -> Cancel {
+        self.cancel.clone()
     }
 
     /// The last ledger that was verified.
@@ -190,6 +242,9 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
     fn step(&mut self) -> Result<Advanced, FollowError> {
         if self.client.is_complete() && self.stream.is_none() {
             return Ok(Advanced::Done);
+        }
+        if self.cancel.is_asked() {
+            return Err(FollowError::Cancelled);
         }
         let Some(stream) = &mut self.stream else { return self.connect() };
         let advanced = self.client.advance();
@@ -221,6 +276,10 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
         let deadline_ns = clock::monotonic_ns().saturating_add(nanos(self.settings.dial_timeout));
         let failed = |url: &Url, source| FollowError::Connect { url: url.to_string(), source };
         let mut stream = dial(&self.url, deadline_ns).map_err(|source| failed(&self.url, source))?;
+        self.cancel.watch(Some(stream.try_clone()?));
+        if self.cancel.is_asked() {
+            return Err(FollowError::Cancelled);
+        }
         self.client.connect(&self.url, self.settings.authorization.as_deref(), random::bytes()?);
         while !self.client.is_streaming() {
             flush(&mut stream, &mut self.client).map_err(|source| failed(&self.url, source))?;
@@ -263,12 +322,18 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
         }
         let wait_ns = self.backoff.next_ns(u64::from_le_bytes(random::bytes()?));
         (self.notice)(Notice::Retrying { error: &error, wait_ns });
-        clock::sleep(Duration::from_nanos(wait_ns.unsigned_abs()));
+        let until = now.saturating_add(wait_ns);
+        while !self.cancel.is_asked()
+            && let Ok(left) = time_left(until)
+        {
+            clock::sleep(left.min(CANCEL_LOOK));
+        }
         Ok(())
     }
 
     /// The connection is over; what the client still says (a close, where one is due) is sent.
     fn hang_up(&mut self) {
+        self.cancel.watch(None);
         if let Some(mut stream) = self.stream.take() {
             let _ = flush(&mut stream, &mut self.client);
         }
@@ -277,6 +342,7 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
     /// Says goodbye and gives the server a moment to say it too.
     fn end(&mut self) {
         self.done = true;
+        self.cancel.watch(None);
         let Some(mut stream) = self.stream.take() else { return };
         let deadline_ns = clock::monotonic_ns().saturating_add(nanos(GOODBYE));
         // Whatever goes wrong now, nothing is missing.
@@ -287,6 +353,13 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
             && stream.set_read_timeout(Some(left)).is_ok()
             && stream.read(&mut rest).is_ok_and(|bytes| bytes > 0)
         {}
+    }
+}
+
+impl<F: FnMut(Notice<'_>)> Drop for Follower<F> {
+    fn drop(&mut self) {
+        // A canceller that outlives it holds no connection open.
+        self.cancel.watch(None);
     }
 }
 

@@ -42,6 +42,18 @@ impl Publisher {
         self.hub.end(&end);
     }
 
+    /// Publishes the beginning of a ledger: all chunks that are full, and no end.
+    pub fn open(&mut self, sequence: u32, ledger: &[u8]) {
+        self.chunker.begin(sequence, None).expect("begins");
+        self.hub.begin(&Begin { sequence, emit_start_ns: clock::utc_ns() });
+        let mut input = ledger;
+        while !input.is_empty() {
+            if let Some(chunk) = self.chunker.push(&mut input).expect("fits") {
+                self.hub.chunk(chunk.into_message());
+            }
+        }
+    }
+
     /// The source has no more.
     pub fn finish(&mut self) {
         self.hub.finish(Outcome::Ended);

@@ -282,3 +282,31 @@ fn an_orderly_end_before_the_range_is_complete_is_final() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_follower_is_cancelled_wherever_it_waits() {
+    // Between two ledgers, inside one (this server cuts nothing: it stops sending), and between two connections.
+    let server = LedgerServer::start();
+    server.publisher().ledger(1, &ledger(1));
+    server.publisher().open(2, &ledger(2));
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    for (url, start) in [(server.url(), 3), (server.url(), 1), (format!("ws://{nobody}"), 0)] {
+        let mut follower = Follower::new(&url, range(start, None), FollowSettings::default()).expect("a URL");
+        let cancel = follower.canceller();
+        let waits = std::thread::spawn(move || {
+            loop {
+                match follower.next() {
+                    Ok(Some(_)) => {}
+                    other => return (other.map(|received| received.is_some()), follower.next().is_ok()),
+                }
+            }
+        });
+        sluice::sys::clock::sleep(Duration::from_millis(150));
+        let asked = sluice::sys::clock::monotonic_ns();
+        cancel.cancel();
+        let (ended, then_silent) = waits.join().expect("the follower ends");
+        assert!(matches!(ended, Err(FollowError::Cancelled)), "{url} from {start}: {ended:?}");
+        assert!(then_silent);
+        assert!(sluice::sys::clock::monotonic_ns() - asked < 5_000_000_000, "{url} from {start}");
+    }
+}

@@ -118,7 +118,7 @@ fn log(notice: Notice<'_>) {
 fn failure(error: FollowError) -> Failure {
     let exit = match &error {
         FollowError::Url(_) | FollowError::Tls(_) => Exit::Usage,
-        FollowError::Connect { .. } | FollowError::Host(_) => Exit::Host,
+        FollowError::Connect { .. } | FollowError::Host(_) | FollowError::Cancelled => Exit::Host,
         FollowError::Stream { source, .. } => match source {
             ClientError::Refused { status, .. } if *status < 500 => Exit::Usage,
             ClientError::Refused { .. } | ClientError::Disconnected { .. } | ClientError::Closed { .. } => Exit::Host,
