@@ -479,7 +479,10 @@ mod tests {
     fn messages_of_all_lengths_come_however_they_are_cut() {
         for key in [None, KEY] {
             let from = if key.is_some() { Sender::Client } else { Sender::Server };
-            for length in [0, 1, 125, 126, 127, 65_535, 65_536, 200_000] {
+            // Miri takes minutes for a long one byte by byte.
+            let longest = if cfg!(miri) { 1000 } else { 200_000 };
+            for length in [0, 1, 125, 126, 127, 65_535, 65_536, 200_000].into_iter().filter(|length| *length <= longest)
+            {
                 let payload: Vec<u8> = (0..length).map(|at| at as u8).collect();
                 let mut bytes = Vec::new();
                 write_binary(&payload, key, &mut bytes);
