@@ -218,7 +218,7 @@ pub struct Assembler {
 }
 
 /// Room that a raw chunk's worth of growth adds at least, so that small chunks do not grow the buffer each.
-const GROW_BYTES: usize = 1 << 20;
+const GROW_BYTES: usize = 64 << 10;
 
 impl Assembler {
     /// An assembler of a range.
