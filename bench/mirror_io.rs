@@ -63,7 +63,8 @@ fn send_all(socket: &UdpSocket, how: How, rate: u64) {
                 socket.send(None, &bytes, None);
             }
             How::Uring => {
-                ring.send(socket.as_fd(), bytes, 0, 1).map_err(|(error, _)| error).expect("queues");
+                let whole = 0..bytes.len();
+                ring.send(socket.as_fd(), bytes, whole, 1).map_err(|(error, _)| error).expect("queues");
                 ring.submit().expect("submits");
                 while ring.next_completion().is_none() {
                     ring.submit().expect("submits");
@@ -160,7 +161,8 @@ fn send_cost(how: How, batch: usize, segments: usize, bytes: usize) -> f64 {
             }
             How::Uring => {
                 while let Some(bytes) = spare.pop() {
-                    ring.send(sender.as_fd(), bytes, 0, 1).map_err(|(error, _)| error).expect("queues");
+                    let whole = 0..bytes.len();
+                    ring.send(sender.as_fd(), bytes, whole, 1).map_err(|(error, _)| error).expect("queues");
                 }
                 ring.submit().expect("submits");
                 while ring.next_completion().is_some() {

@@ -261,7 +261,7 @@ pub struct Feed {
     /// Bytes of the ring's arena, in which the messages' bodies lie; a power of two.
     #[serde(default = "Feed::publish_arena_default")]
     pub publish_arena: Bytes,
-    /// Back the ring with huge pages where there are any.
+    /// Demand huge pages for the ring: without them the feed does not start.
     #[serde(default)]
     pub publish_huge_pages: bool,
     /// The NUMA node of the ring's memory; none: where the arbiter's core first touches it.

@@ -228,7 +228,8 @@ impl<M: Record, S: InlineSender> BlobProducer<M, S> {
         self.core.writer.beat_if_asked();
     }
 
-    /// Frees the registry entries of dead readers now; how many. A lossless producer does it when it has to wait.
+    /// Frees the registry entries of dead readers now; how many. A lossless producer does it when it has to wait; in other
+    /// rings a new reader takes a dead one's entry over.
     pub fn prune_readers(&mut self) -> u64 {
         self.core.prune()
     }

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::view::{Registry, is_dead};
+use super::view::{Registry, prune};
 use crate::sync::registry;
 use crate::sys::clock::{self, monotonic_ns};
 use crate::sys::shm::{RingFile, process_started, ticks_since_boot};
@@ -72,22 +72,13 @@ impl Flow {
     /// Frees the entries of dead readers; how many. With `by_start` also those whose process number another process has by
     /// now: it started after the reader was first seen.
     pub fn prune(&mut self, file: Option<&RingFile>, by_start: bool) -> u64 {
-        let mut freed = 0;
-        for (index, seen) in self.owners.iter().enumerate() {
-            let entry = self.registry.entry(index);
-            let owner = entry.owner();
-            if owner == 0 {
-                continue;
-            }
-            let reused = || {
-                let known = owner == seen.0 && !entry.is_locked_kind();
-                // One tick of doubt: the two are rounded on their own.
-                known && process_started(owner).is_some_and(|started| started > seen.1 + 1)
-            };
-            if (is_dead(file, &self.registry, index) || by_start && reused()) && entry.reclaim(owner) {
-                freed += 1;
-            }
-        }
+        let reused = |index: usize, owner| {
+            let seen = self.owners[index];
+            let known = owner == seen.0 && !self.registry.entry(index).is_locked_kind();
+            // One tick of doubt: the two are rounded on their own.
+            known && process_started(owner).is_some_and(|started| started > seen.1 + 1)
+        };
+        let freed = prune(file, &self.registry, |index, owner| by_start && reused(index, owner));
         self.pruned += freed;
         freed
     }

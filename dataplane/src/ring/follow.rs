@@ -38,6 +38,10 @@ pub struct Followed<'a> {
     pub body: &'a [u8],
     /// A gap's last sequence.
     pub gap_last: Option<u64>,
+    /// [`FeedFollower::lapped`] when it was read: what is more than before was lost in front of it.
+    pub lapped: u64,
+    /// [`FeedFollower::skipped`] when it was read.
+    pub skipped: u64,
 }
 
 impl FeedFollower {
@@ -81,7 +85,8 @@ impl FeedFollower {
         };
         let body: &[u8] = if record == Some(FeedRecord::Message) { &self.body } else { &[] };
         let stream = self.streams.get(&meta.stream_index).map(String::as_str);
-        let record = Followed { ring_sequence: sequence, meta, record, stream, body, gap_last };
+        let (lapped, skipped) = (self.consumer.lapped(), self.consumer.skipped());
+        let record = Followed { ring_sequence: sequence, meta, record, stream, body, gap_last, lapped, skipped };
         Ok(Received::Record { sequence, record })
     }
 

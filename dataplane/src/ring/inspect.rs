@@ -62,7 +62,7 @@ impl Inspected {
 pub fn inspect(path: &Path) -> Result<Inspected, RingError> {
     // No page is touched that the answer does not stand on.
     let (view, header, mapping) = View::open_mapped(path, Front::ReadOnly, false)?;
-    let sleepers = mapping.read_word(offset::WAITING).load(Ordering::Acquire) as u32;
+    let sleepers = mapping.read_half(offset::WAITING).load(Ordering::Acquire);
     let (_, beat) = view.life();
     let now = monotonic_ns();
     let now_ms = (now / 1_000_000) as u32;
@@ -94,8 +94,8 @@ fn is_old(age_ms: u32) -> bool {
 fn entry(mapping: &crate::sys::shm::Mapping, index: usize) -> Option<ReaderStatus> {
     let at = HEADER_BYTES + index * REGISTRY_ENTRY_BYTES;
     let word = |field: usize| mapping.read_word(at + field).load(Ordering::Acquire);
-    let (owner, name) = (word(0), [24, 32, 40, 48].map(word));
-    let (pid, active) = (owner as u32, (owner >> 32) as u32);
+    let [pid, active] = [at, at + 4].map(|half| mapping.read_half(half).load(Ordering::Acquire));
+    let name = [24, 32, 40, 48].map(word);
     let name: Vec<u8> = name.iter().flat_map(|word| word.to_le_bytes()).take_while(|byte| *byte != 0).collect();
     (pid != 0).then(|| ReaderStatus {
         pid,

@@ -34,6 +34,13 @@ const CONNECT_NS_MAX: i64 = 5 * NANOS_PER_SECOND;
 /// which a stall is to be seen.
 const LOOK_NS: i64 = 10 * NANOS_PER_MILLI;
 
+/// A session that delivered for so long was no attempt that failed: the next one may follow it at once.
+const STEADY_NS: i64 = NANOS_PER_SECOND;
+
+/// Connections that are made at once one after the other: a ring that was replaced is one, that it holds another history
+/// the next. A source that never gets beyond these is waited for.
+const HURRIES_MAX: u8 = 2;
+
 const CONNECT: u64 = 1 << 40;
 const RECEIVE: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
@@ -149,8 +156,11 @@ pub(super) struct MirrorWorker {
     pause: Duration,
     /// The last connection was ended so that the next is made at once.
     hurried: bool,
+    /// So many were, one after the other.
+    hurries: u8,
     failure_told: bool,
     was_live: bool,
+    live_since: Option<i64>,
     was_silent: bool,
     was_gone: bool,
     own_addresses_taken: bool,
@@ -186,8 +196,10 @@ impl MirrorWorker {
             poll_number: 0,
             stale_poll: None,
             hurried: false,
+            hurries: 0,
             failure_told: false,
             was_live: false,
+            live_since: None,
             was_silent: false,
             was_gone: false,
             own_addresses_taken: false,
@@ -306,6 +318,7 @@ impl MirrorWorker {
             });
             return;
         }
+        self.receiver.heard(turn.now);
         if self.handled == self.stream.len() {
             self.receive_spare = std::mem::replace(&mut self.stream, bytes);
         } else {
@@ -442,7 +455,8 @@ impl MirrorWorker {
             }
             StreamPoll::Data => {
                 let Some(socket) = &self.socket else { return 0 };
-                match turn.ring.send(socket.as_fd(), bytes, 0, turn.user_data(SEND)) {
+                let length = bytes.len();
+                match turn.ring.send(socket.as_fd(), bytes, 0..length, turn.user_data(SEND)) {
                     Ok(()) => self.sending = true,
                     Err((error, _)) => turn.fail(format!("io_uring send: {error}")),
                 }
@@ -463,12 +477,14 @@ impl MirrorWorker {
 
     /// The machine ends the connection.
     fn close(&mut self, now: i64, reason: CloseReason) {
-        // The next connection gets what this one could not: it is made at once, but not twice in a row.
-        let hurry = matches!(reason, CloseReason::SourceReplaced | CloseReason::OtherHistory) && !self.hurried;
+        // The next connection gets what this one could not: it is made at once.
+        let steady = self.live_since.is_some_and(|since| now - since >= STEADY_NS);
+        let hurries = if steady { 0 } else { self.hurries };
+        let hurry = matches!(reason, CloseReason::SourceReplaced | CloseReason::OtherHistory) && hurries < HURRIES_MAX;
         let failure = self.receiver.host_mut().failure.take();
         let what = failure.map_or_else(|| reason.to_string(), |failure| format!("{reason}: {failure}"));
         self.lost(now, Err(&what));
-        self.hurried = hurry;
+        (self.hurried, self.hurries) = (hurry, if hurry { hurries + 1 } else { 0 });
     }
 
     /// The connection ends: `Ok` by the other side's doing, `Err` by this one's.
@@ -477,7 +493,6 @@ impl MirrorWorker {
             return;
         }
         let (Ok(told) | Err(told)) = what;
-        let live = self.receiver.status(now).live;
         tracing::warn!(
             mirror = self.parts.name,
             what = told,
@@ -486,17 +501,15 @@ impl MirrorWorker {
         );
         self.receiver.disconnected(now);
         self.close_datagrams();
-        // A session that delivered starts the pauses anew.
-        if live {
-            self.pause = self.parts.reconnect;
-        }
-        self.hurried = false;
+        (self.live_since, self.was_live, self.hurried) = (None, false, false);
         if let Some(socket) = &self.socket {
             tcp::shutdown(socket.as_fd(), Shutdown::Both);
         }
         self.link = Link::Closing;
         if self.parts.once {
-            let _ = self.parts.end.set(what.map(drop).map_err(str::to_string));
+            let asked = self.stopping;
+            let _ =
+                self.parts.end.set(what.map(drop).or_else(|what| if asked { Ok(()) } else { Err(what.to_string()) }));
         }
     }
 
@@ -531,6 +544,8 @@ impl MirrorWorker {
         if status.live != self.was_live {
             self.was_live = status.live;
             if status.live {
+                // A session that delivers starts the pauses anew.
+                (self.live_since, self.pause) = (Some(now), self.parts.reconnect);
                 tracing::info!(
                     mirror = self.parts.name,
                     transport = ?status.transport,

@@ -40,6 +40,6 @@ pub use blob::{BlobConsumer, BlobProducer, BlobRecord, BlobView};
 pub use consumer::{ConsumerSettings, Received, RingConsumer, StartAt};
 pub use error::RingError;
 pub use liveness::Producer;
-pub use producer::{InlineSender, Record, RingProducer, RingSettings};
+pub use producer::{InlineSender, Record, RingProducer, RingSettings, fills_lines};
 pub use raw::{RawReader, RawWriter};
 pub use wait::Wait;

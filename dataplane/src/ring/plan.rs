@@ -12,7 +12,7 @@ use super::raw::RawSettings;
 use super::serve_worker::{ServeParts, ServeWorker};
 use super::sockets::Resolver;
 use super::stats::{MirrorBooks, MirrorView, RingStatus, ServeBooks, ServeView};
-use crate::config::{self, Config, Finding, MirrorStart};
+use crate::config::{self, Config, Finding, Idle, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
 use crate::sys::random;
@@ -44,7 +44,10 @@ pub fn plan(config: &Config) -> Result<RingPlan, String> {
         plan.status.mirrors.push(view);
     }
     for serve in &config.ring.serves {
-        let (worker, view) = plan_serve(serve, false)?;
+        // A core that never sleeps needs nobody to wake it, and then nothing of the ring has to be writable.
+        let sleeps = config.cores.iter().any(|core| core.name == serve.core && core.idle == Idle::Park);
+        let serve = config::Serve { futex: serve.futex && sleeps, ..serve.clone() };
+        let (worker, view) = plan_serve(&serve, false)?;
         plan.workers.push((serve.core.clone(), worker));
         plan.status.serves.push(view);
     }

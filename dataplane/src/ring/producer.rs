@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::error::RingError;
 use super::flow::{Blocked, Flow};
 use super::raw::RawReader;
+use super::view;
 use super::writer::{Place, Writer, new_incarnation};
 use crate::sync::gate::Barrier;
 use crate::sync::slots;
@@ -16,12 +17,18 @@ use crate::wire::ring::{Geometry, Shape, Stride, signature};
 
 /// Plain data: every byte of it means something and any bytes are one, so that it may cross processes. (Types derive
 /// zerocopy's `FromBytes`, `IntoBytes` and `Immutable` for it, and are aligned to at most 8.)
+///
+/// Records of 56 or 120 bytes are read fastest: [`fills_lines`] lets the compiler hold a type to that.
 pub trait Record: FromBytes + IntoBytes + Immutable + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + 'static> Record for T {}
 
 /// Whether each record of this type fills whole cache lines together with its sequence word (56 or 120 bytes, for example):
-/// then no slot lies across two. For a `const` assertion beside a record type, or a hint.
+/// then no slot lies across two. For a `const` assertion beside a record type:
+///
+/// ```
+/// const _: () = assert!(sluice::ring::fills_lines::<[u64; 7]>(), "a record of 56 bytes takes one line");
+/// ```
 pub const fn fills_lines<T: Record>() -> bool {
     let line = Stride::LINE_BYTES;
     (slots::SEQUENCE_WORD_BYTES + crate::wire::ring::padded(size_of::<T>())).is_multiple_of(line)
@@ -180,7 +187,14 @@ impl Core {
     }
 
     pub fn prune(&mut self) -> u64 {
-        self.flow.as_mut().map_or(0, |flow| flow.prune(self.writer.file.as_ref(), true))
+        match &mut self.flow {
+            Some(flow) => flow.prune(self.writer.file.as_ref(), true),
+            // Nobody is waited for, but entries are few: a reader that finds none is not listed.
+            None => {
+                let registry = self.writer.registry();
+                registry.map_or(0, |registry| view::prune(self.writer.file.as_ref(), &registry, |_, _| false))
+            }
+        }
     }
 }
 
@@ -270,7 +284,8 @@ impl<T: Record, S: InlineSender> RingProducer<T, S> {
         self.core.writer.beat_if_asked();
     }
 
-    /// Frees the registry entries of dead readers now; how many. A lossless producer does it when it has to wait.
+    /// Frees the registry entries of dead readers now; how many. A lossless producer does it when it has to wait; in other
+    /// rings a new reader takes a dead one's entry over.
     pub fn prune_readers(&mut self) -> u64 {
         self.core.prune()
     }

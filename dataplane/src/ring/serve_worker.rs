@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Producer;
 use super::inline::{InlineShared, InlineUdp};
-use super::mirror::sender::{Sender, ServeSettings, SessionId};
+use super::mirror::sender::{Delivery, Sender, ServeSettings, SessionId};
 use super::mirror::{CloseReason, StreamPoll};
 use super::raw::RawReader;
 use super::sockets::Outlets;
@@ -27,6 +27,8 @@ const DATAGRAMS_PER_TURN: usize = 32;
 const RECEIVE_BYTES: usize = 4_096;
 /// Bytes that a send buffer begins with: four frames of the default batch of 56-byte records. It grows to 1 MiB at most.
 const SEND_BYTES: usize = 64 << 10;
+/// Bytes of one send: each that is done shows that the mirror reads, at 13 kB/s or more.
+const PART_BYTES: usize = 64 << 10;
 /// Most bytes of send buffers kept for the next sends; a buffer beyond is freed.
 const SPARE_BYTES_MAX: usize = 64 << 20;
 /// How often counters are shown, limits by time are looked at and (where nothing wakes a sleeping core) the ring.
@@ -93,6 +95,8 @@ struct Connection {
     peer: SocketAddr,
     receiving: bool,
     sending: bool,
+    /// So much was sent of the buffer before the part that is being sent.
+    sent: usize,
     closing: bool,
 }
 
@@ -236,6 +240,13 @@ impl ServeWorker {
         Ok(())
     }
 
+    /// Whether somebody is sent new records by this worker. A producer that sends its own datagrams must not have to wake
+    /// it with each of them: that costs a push as much as the datagram does.
+    fn waits_for_records(&self) -> bool {
+        let streams = || self.sender.sessions().any(|session| session.delivery == Some(Delivery::Stream));
+        self.state.connections > 0 && (self.inline.is_none() || streams())
+    }
+
     /// Opens the ring, or what has taken its place; looks whether its producer lives.
     fn look_at_file(&mut self, turn: &mut Turn<'_>) {
         let producer = self.look_at_producer(turn.now);
@@ -323,7 +334,8 @@ impl ServeWorker {
             Ok(id) => {
                 self.served_one = true;
                 tracing::debug!(serve = self.parts.name, %peer, "connection");
-                let connection = Connection { id, socket, peer, receiving: false, sending: false, closing: false };
+                let connection =
+                    Connection { id, socket, peer, receiving: false, sending: false, sent: 0, closing: false };
                 let at = match self.free.pop() {
                     Some(at) => at as usize,
                     None => {
@@ -370,14 +382,31 @@ impl ServeWorker {
         let bytes = turn.ring.take_bytes();
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
         connection.sending = false;
-        let whole = bytes.as_ref().is_some_and(|bytes| usize::try_from(result) == Ok(bytes.len()));
-        if let Some(bytes) = bytes {
-            self.keep_spare(bytes);
+        let Some(bytes) = bytes else { return self.forget_if_idle(at) };
+        let part = PART_BYTES.min(bytes.len() - connection.sent);
+        let whole = usize::try_from(result) == Ok(part);
+        let sent = connection.sent + part;
+        if whole && sent < bytes.len() && !connection.closing {
+            self.sender.on_sent(connection.id, turn.now);
+            return self.send_part(turn, at, bytes, sent);
         }
+        self.keep_spare(bytes);
         if !whole {
             self.close(at, None);
         }
         self.forget_if_idle(at);
+    }
+
+    /// Sends the part that begins at `from` of what a session has to say.
+    fn send_part(&mut self, turn: &mut Turn<'_>, at: usize, bytes: Vec<u8>, from: usize) {
+        let Some(connection) = self.connections[at].as_mut() else { return };
+        connection.sent = from;
+        let part = from..bytes.len().min(from + PART_BYTES);
+        let tag = turn.user_data(SEND | at as u64);
+        connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, part, tag).is_ok();
+        if !connection.sending {
+            self.close(at, None);
+        }
     }
 
     fn keep_spare(&mut self, mut bytes: Vec<u8>) {
@@ -439,13 +468,8 @@ impl ServeWorker {
                 StreamPoll::Data => {
                     let next = self.take_spare();
                     let bytes = std::mem::replace(&mut self.outgoing, next);
-                    let Some(connection) = self.connections[at].as_mut() else { continue };
-                    let tag = turn.user_data(SEND | at as u64);
-                    connection.sending = turn.ring.send(connection.socket.as_fd(), bytes, 0, tag).is_ok();
+                    self.send_part(turn, at, bytes, 0);
                     sends += 1;
-                    if !connection.sending {
-                        self.close(at, None);
-                    }
                 }
             }
         }
@@ -573,8 +597,7 @@ impl Worker for ServeWorker {
 
     /// Announces the sleeper to the producer, as any reader does, and waits on the ring's futex.
     fn before_sleep(&mut self, turn: &mut Turn<'_>) {
-        // Without a mirror nobody waits for a record, and the producer need not wake anybody.
-        if !self.futex_known || self.announced || self.state.connections == 0 {
+        if !self.futex_known || self.announced || !self.waits_for_records() {
             return;
         }
         let Some(ring) = self.sender.ring() else { return };
@@ -594,7 +617,7 @@ impl Worker for ServeWorker {
 
     fn deadline(&self) -> Option<i64> {
         // Where nothing else wakes the core for a record it looks by time.
-        let woken = self.state.connections == 0 || (self.announced && self.futex_armed);
+        let woken = !self.waits_for_records() || (self.announced && self.futex_armed);
         let by_time = if woken { self.file_look_at } else { self.look_at };
         let inline = if self.inline.is_some() { self.inline_look_at } else { i64::MAX };
         Some(self.sender.deadline().unwrap_or(i64::MAX).min(by_time).min(inline))

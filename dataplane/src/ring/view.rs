@@ -140,6 +140,19 @@ pub(super) fn is_dead(file: Option<&RingFile>, registry: &Registry, index: usize
     locked.map_or_else(|| !process_exists(pid), |locked| !locked)
 }
 
+/// Frees the entries of dead readers, and of those whose process number `reused` knows to be another's by now (by the entry's
+/// index and owner); how many.
+pub(super) fn prune(file: Option<&RingFile>, registry: &Registry, reused: impl Fn(usize, u32) -> bool) -> u64 {
+    let mut freed = 0;
+    for index in 0..registry.count {
+        let entry = registry.entry(index);
+        let owner = entry.owner();
+        let free = owner != 0 && (is_dead(file, registry, index) || reused(index, owner)) && entry.reclaim(owner);
+        freed += u64::from(free);
+    }
+    freed
+}
+
 impl View {
     /// Opens the ring at `path`. With `prefault` its pages are mapped now, if the file has them all: touching a hole makes a
     /// page, so a reader would fill the file system with what a sparse file only says that it has.
@@ -152,7 +165,7 @@ impl View {
         let file = RingFile::open(path, front != Front::ReadOnly)?;
         let layout = |source| RingError::Layout { path: path.into(), source };
         if file.bytes() < HEADER_BYTES as u64 {
-            return Err(layout(LayoutError::Short(file.bytes())));
+            return Err(layout(short(&file)));
         }
         let prefault = prefault && file.has_all_pages();
         let mapping = file.map(&MapOptions { prefault, ..MapOptions::default() })?;
@@ -292,13 +305,32 @@ impl GateView {
     }
 }
 
+/// What a file is that is too short for a ring.
+#[cold]
+fn short(file: &RingFile) -> LayoutError {
+    let magic = match file.bytes() {
+        0..8 => None,
+        _ => file.map(&MapOptions::default()).ok().map(|mapping| mapping.read_word(0).load(Ordering::Acquire)),
+    };
+    let other = magic.and_then(|magic| LayoutError::check_other(magic).err());
+    other.unwrap_or(LayoutError::Short(file.bytes()))
+}
+
 /// The header's bytes as they are now: the magic first, then what its store made visible.
 pub(super) fn header_bytes(mapping: &Mapping) -> [u8; HEADER_BYTES] {
+    // Flags and the futex word, the sleepers and padding: changed by halves.
+    const BY_HALVES: [usize; 2] = [offset::FLAGS, offset::WAITING];
     let mut bytes = [0; HEADER_BYTES];
-    let words = mapping.read_words(0, HEADER_BYTES / 8);
-    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words.iter()) {
+    for (index, bytes) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let at = index * 8;
         // The first pairs with the `Release` store of the magic when the ring was made.
-        *bytes = word.load(std::sync::atomic::Ordering::Acquire).to_le_bytes();
+        *bytes = match BY_HALVES.contains(&at) {
+            false => mapping.read_word(at).load(Ordering::Acquire),
+            true => [4, 0]
+                .iter()
+                .fold(0, |word, half| word << 32 | u64::from(mapping.read_half(at + half).load(Ordering::Acquire))),
+        }
+        .to_le_bytes();
     }
     bytes
 }

@@ -552,6 +552,14 @@ impl Mapping {
         ReadWordAt { at: self.part(offset, 1, 8).cast(), memory: self.0.clone() }
     }
 
+    /// The half (4 bytes) at `offset` bytes, to read.
+    ///
+    /// # Panics
+    /// As [`Mapping::read_words`].
+    pub fn read_half(&self, offset: usize) -> ReadHalfAt {
+        ReadHalfAt { at: self.part(offset, 1, 4).cast(), memory: self.0.clone() }
+    }
+
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: the range is exactly this mapping, and the advices used here change no content.
         match unsafe { libc::madvise(self.0.base.as_ptr().cast(), self.0.bytes, advice) } {
@@ -651,6 +659,20 @@ impl ReadWord {
     }
 }
 
+/// A half (of 4 bytes) that can be read only. What others change by halves is read by halves: an atomic access of another
+/// size to the same memory is a data race by the language's rules.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct ReadHalf(AtomicU32);
+
+impl ReadHalf {
+    /// Reads the half.
+    #[inline(always)]
+    pub fn load(&self, order: Ordering) -> u32 {
+        self.0.load(order)
+    }
+}
+
 macro_rules! slices {
     ($name:ident, $item:ty, $what:literal) => {
         #[doc = $what]
@@ -747,6 +769,7 @@ macro_rules! places {
 places!(WordAt, AtomicU64, "One word of a mapping, to read and write.");
 places!(HalfAt, AtomicU32, "One half (of 4 bytes) of a mapping, to read and write.");
 places!(ReadWordAt, ReadWord, "One word of a mapping, to read.");
+places!(ReadHalfAt, ReadHalf, "One half (of 4 bytes) of a mapping, to read.");
 
 /// Whether there is a process of that number (in this PID namespace), dead or alive as others may be.
 pub fn process_exists(pid: u32) -> bool {

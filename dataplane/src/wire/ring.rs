@@ -6,6 +6,10 @@
 
 /// First 8 bytes of a ring file, as a little-endian number; written last, so that a ring without it is not ready.
 pub const MAGIC: u64 = 0x5249_4E47_4649_5245;
+/// What a blackboard of the peer's begins with ("RINGBBOR").
+pub const BLACKBOARD_MAGIC: u64 = 0x5249_4E47_4242_4F52;
+/// What a file with a reader's position of the peer's begins with ("SHM_OFFS"): 64 bytes in all.
+pub const OFFSET_CHECKPOINT_MAGIC: u64 = 0x5348_4D5F_4F46_4653;
 /// The only version of the format that is spoken.
 pub const VERSION: u32 = 2;
 /// Bytes of the header.
@@ -162,6 +166,12 @@ pub enum LayoutError {
     /// No ring, or one that its producer has not finished.
     #[error("magic {0:#018x} is not a ring's ({MAGIC:#018x}): another file, or a ring that is still being created")]
     Magic(u64),
+    /// A table of last values, the peer's.
+    #[error("a blackboard (a table of last values): not spoken here, only rings are")]
+    Blackboard,
+    /// A reader's position in a file of its own, the peer's.
+    #[error("an offset checkpoint (a reader's position): no ring; open the ring that it lies beside")]
+    OffsetCheckpoint,
     /// A version of the format that is not spoken.
     #[error("ring format version {0}, but only version {VERSION} is spoken")]
     Version(u32),
@@ -393,6 +403,20 @@ pub struct Header {
     pub heartbeat_ms: u32,
 }
 
+impl LayoutError {
+    /// Refuses the files by name that are no rings but lie where rings do, whatever their size.
+    ///
+    /// # Errors
+    /// The magic is one of theirs.
+    pub fn check_other(magic: u64) -> Result<(), LayoutError> {
+        match magic {
+            BLACKBOARD_MAGIC => Err(LayoutError::Blackboard),
+            OFFSET_CHECKPOINT_MAGIC => Err(LayoutError::OffsetCheckpoint),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Header {
     /// The header's bytes, its magic left out (0): it is stored when the ring is ready.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -421,8 +445,11 @@ impl Header {
     /// Reads and checks the header of a file of `file_bytes`: what it lets through lies inside the file.
     ///
     /// # Errors
-    /// The first rule that is broken; MPMC rings are refused by name.
+    /// The first rule that is broken; MPMC rings, blackboards and offset checkpoints are refused by name.
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header, LayoutError> {
+        if let Some(magic) = bytes.first_chunk() {
+            LayoutError::check_other(u64::from_le_bytes(*magic))?;
+        }
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(LayoutError::Short(bytes.len() as u64));
         };

@@ -128,6 +128,15 @@ impl Sluice {
         self.wait().code()
     }
 
+    /// Asks one that was started with `--json` to end; what it told last.
+    pub fn terminate_json(mut self) -> serde_json::Value {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(self.wait().code(), Some(0));
+        let log = self.log();
+        let told = log.lines().rev().find(|line| line.starts_with('{')).expect("JSON");
+        serde_json::from_str(told).expect("JSON")
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         let what = format!("the end of {}", self.what);
@@ -266,6 +275,15 @@ pub enum Way {
 
 impl Way {
     pub const ALL: [Way; 3] = [Way::Tcp, Way::Unicast, Way::Multicast];
+
+    /// What the log of a mirror says of it.
+    pub fn told(self) -> &'static str {
+        match self {
+            Way::Tcp => "Some(Stream)",
+            Way::Unicast => "Some(Unicast(",
+            Way::Multicast => "Some(Multicast(",
+        }
+    }
 
     /// More arguments for serve.
     pub fn serve(self) -> Vec<String> {

@@ -319,3 +319,44 @@ fn a_ring_is_served_and_mirrored_without_allocation() {
         assert_eq!(allocated, 0, "{way:?}");
     }
 }
+
+#[test]
+fn a_feed_is_published_without_allocation() {
+    use sluice::feed::publish::{PublishedMessage, Publisher};
+    use sluice::ring::publish::{FeedPublisher, PublishSettings};
+    use sluice::wire::feed_meta::StampOrigin;
+    use sluice::wire::segment::{Protocol, SessionId};
+
+    let path = crate::ring::RingPath::new("publish-alloc");
+    let mut publisher = FeedPublisher::new(PublishSettings {
+        path: path.to_path_buf(),
+        capacity: 64,
+        arena_bytes: 1 << 17,
+        huge_pages: false,
+        numa_node: None,
+        stamp: StampOrigin::File,
+    });
+    publisher.start().expect("a ring");
+    let key = SessionKey { protocol: Protocol::IexTp, protocol_id: 0x8004, channel: 1, session: SessionId::default() };
+    // A stream's beginning may allocate: its key is kept.
+    publisher.stream_begin(StreamId(0), &key, 0, 1, 5);
+    let before = allocations();
+    for sequence in 1..=1_000_u64 {
+        let (capture_ns, send_ns) = (7 + sequence as i64, None);
+        if sequence % 100 == 0 {
+            publisher.gap(StreamId(0), sequence, sequence, capture_ns);
+            publisher.side_state(&key, Side::B, sequence % 200 == 0, capture_ns);
+        } else {
+            let body = &[sequence as u8; 64];
+            let message = PublishedMessage { stream: StreamId(0), side: Side::B, sequence, capture_ns, send_ns, body };
+            publisher.message(&message);
+        }
+        // Beats and looks at the clock are due now and then.
+        publisher.turn(sequence as i64 * 1_000_000);
+    }
+    publisher.stream_end(StreamId(0), 2_000);
+    publisher.turn(2_000_000_000);
+    let counts = publisher.counts();
+    assert_eq!((counts.messages, allocations() - before), (990, 0), "{counts:?}");
+    assert!(counts.marks > 1_000 / 32, "streams were told again: {counts:?}");
+}

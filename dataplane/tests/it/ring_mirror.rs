@@ -317,6 +317,12 @@ fn once_is_one_mirror_and_one_connection() {
     assert_eq!(again.terminate(), Some(0));
     assert_eq!(mirrored.wait().code(), Some(0), "{}", mirrored.log());
     assert!(mirrored.log().contains("\"records\":100"), "{}", mirrored.log());
+    // One that is asked to end has not failed.
+    let (_again, copy) = (serve(&ring, &bind, &[]), Shm::new("copy"));
+    until("it listens", || std::net::TcpStream::connect(&bind).ok());
+    let mirrored = mirror(&bind, &copy, "oldest", &["--once"]);
+    Checker::attach(&copy, 12).whole_until(100);
+    assert_eq!(mirrored.terminate(), Some(0));
 }
 
 /// The recipes of the documents that the product was asked from, on the loopback; only addresses differ.
@@ -503,18 +509,23 @@ fn an_inline_producer_sends_its_own_datagrams() {
     }
 }
 
-/// TCP over IPv6, and a source by its name.
+/// By IPv6 (always the stream: datagrams are IPv4), and a source by its name.
 #[test]
 fn a_source_has_any_address_or_a_name() {
     let ring = Shm::new("source");
     let mut source = Source::create(&ring, CAPACITY, 19);
     source.push(100, 0);
     let port = tcp_address().rsplit(':').next().expect("a port").to_string();
-    let _served = serve(&ring, &format!("[::]:{port}"), &[]);
-    for from in [format!("[::1]:{port}"), format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
-        let copy = Shm::new("copy");
-        let _mirrored = mirror(&from, &copy, "oldest", &[]);
-        Checker::attach(&copy, 19).whole_until(100);
+    for way in Way::ALL {
+        let served = serve(&ring, &format!("[::]:{port}"), &way.serve());
+        for from in [format!("[::1]:{port}"), format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
+            let copy = Shm::new("copy");
+            let mirrored = mirror(&from, &copy, "oldest", way.mirror());
+            Checker::attach(&copy, 19).whole_until(100);
+            let way = if from.starts_with('[') { Way::Tcp } else { way };
+            until(&format!("{from} by {way:?}"), || mirrored.log().contains(way.told()).then_some(()));
+        }
+        assert_eq!(served.terminate(), Some(0));
     }
 }
 
@@ -607,4 +618,76 @@ fn an_appliance_of_rings_shows_its_counters() {
     assert_eq!(stat.wait().code(), Some(0));
     assert!(stat.log().contains("mirror hub: ") && stat.log().contains("serve site: "), "{}", stat.log());
     assert_eq!(appliance.terminate(), Some(0));
+}
+
+/// A relay that lets the source's bytes through at so many per second; each of its buffers is short.
+fn slow_path(to: &str, bytes_per_second: usize) -> String {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback");
+    let address = listener.local_addr().expect("bound").to_string();
+    let to = to.to_string();
+    std::thread::spawn(move || {
+        for mirror in listener.incoming() {
+            let (Ok(mut mirror), Ok(mut source)) = (mirror, TcpStream::connect(&to)) else { continue };
+            nix::sys::socket::setsockopt(&source, nix::sys::socket::sockopt::RcvBuf, &(32 << 10)).expect("an option");
+            let (mut from, mut back) = (mirror.try_clone().expect("a handle"), source.try_clone().expect("a handle"));
+            std::thread::spawn(move || std::io::copy(&mut from, &mut back));
+            std::thread::spawn(move || {
+                let mut bytes = vec![0; bytes_per_second / 100];
+                while let Ok(count @ 1..) = source.read(&mut bytes)
+                    && mirror.write_all(&bytes[..count]).is_ok()
+                {
+                    std::thread::sleep(Duration::from_micros(1_000_000 * count as u64 / bytes_per_second as u64));
+                }
+                let _ = mirror.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    address
+}
+
+/// A record that is on its way for longer than silence may last.
+#[test]
+fn a_long_blob_comes_over_a_slow_path() {
+    use sluice::ring::{BlobConsumer, BlobProducer, ConsumerSettings, StartAt};
+
+    let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
+    let settings = RingSettings { capacity: 16, ..RingSettings::default() };
+    let mut source = BlobProducer::<u64>::create(&ring, &settings, 32 << 20).expect("makes");
+    let blob: Vec<u8> = (0..12_u32 << 20).map(|at| (at >> 8 ^ at) as u8).collect();
+    source.push(&7, 1, &blob).expect("it fits");
+    let bind = tcp_address();
+    let _served = serve(&ring, &bind, &[]);
+    until("it listens", || std::net::TcpStream::connect(&bind).ok());
+    // 8 s of it, and the limits are 5 s.
+    let _mirrored = mirror(&slow_path(&bind, 3 << 19), &copy, "oldest", &[]);
+    let open = || BlobConsumer::<u64>::open(&copy, StartAt::Oldest, &ConsumerSettings::default()).ok();
+    let (mut reader, mut bytes) = (until("the copy", open), Vec::new());
+    let record = until("the blob", || reader.try_recv(&mut bytes));
+    assert_eq!((record.sequence, record.meta, record.flags), (1, 7, 1));
+    assert!(bytes == blob);
+}
+
+/// The pause is for sources that are not there: one that restarts is followed at once, each time.
+#[test]
+fn every_restart_of_a_producer_is_followed_without_a_pause() {
+    let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
+    let mut source = Source::create(&ring, CAPACITY, 1);
+    source.push(10, 0);
+    let bind = tcp_address();
+    let _served = serve(&ring, &bind, &[]);
+    until("it listens", || std::net::TcpStream::connect(&bind).ok());
+    let log = ["ring", "mirror", &bind, copy.text(), "--from", "oldest", "--reconnect-ms", "60000"];
+    let _mirrored = Sluice::start(&log);
+    Checker::attach_new(&copy, 1).whole_until(10);
+    for history in 2..5 {
+        // Long enough for a session that counts.
+        std::thread::sleep(Duration::from_millis(1_500));
+        drop(source);
+        source = Source::create(&ring, CAPACITY, history);
+        source.push(10, 0);
+        Checker::attach_new(&copy, history).whole_until(10);
+    }
 }

@@ -319,6 +319,28 @@ fn a_flood_of_punches_is_looked_at_up_to_a_rate() {
 }
 
 #[test]
+fn a_flood_of_blind_punches_does_not_end_an_honest_mirrors_datagrams() {
+    let ring = source(1 << 12, 10);
+    let settings = ServeSettings { punches_per_second: 100, ..unicast_serve() };
+    let mut pair = Pair::new(settings, MirrorSettings::default(), &ring);
+    let session = pair.sent.last().expect("heartbeats").flags;
+    let end = pair.now + 2 * PUNCH_NS_MAX;
+    let mut token = 1u64;
+    while pair.now < end {
+        for _ in 0..20 {
+            token = token.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let address = SocketAddr::new(FOREIGN.ip(), token as u16);
+            pair.sender.on_datagram(address, &Header::bare(kind::PUNCH, session, token).encode(), pair.now);
+        }
+        ring.produce(1, 1);
+        pair.step();
+        pair.now += 10 * MS;
+    }
+    assert_eq!(pair.sender.counters().punches_expired, 0, "{:?}", pair.sender.counters());
+    assert_eq!(pair.receiver.counters().repaired_records, 0, "{:?}", pair.receiver.counters());
+}
+
+#[test]
 fn two_hundred_naks_for_everything_cost_the_ring_once() {
     // 2^14 records of 24 bytes: 393 kB.
     let ring = source(1 << 14, 1 << 14);
@@ -731,6 +753,31 @@ fn a_silent_source_is_noticed_and_given_up() {
     let mut out = Vec::new();
     assert_eq!(receiver.poll_stream(&mut out, 0), StreamPoll::Data);
     assert_eq!(receiver.poll_stream(&mut out, 5 * SECOND), StreamPoll::Close(CloseReason::HandshakeTimeout));
+}
+
+#[test]
+fn frames_that_take_longer_than_the_limits_of_silence_come_through() {
+    let ring = source(1 << 12, 4);
+    for (serve, mirror) in [(plain_serve(), MirrorSettings::default()), (unicast_serve(), MirrorSettings::default())] {
+        let mut pair = Pair::new(serve, mirror, &ring);
+        // A frame of which a little comes each second, and nothing else.
+        let mut out = Vec::new();
+        for _ in 0..20 {
+            pair.now += SECOND;
+            pair.receiver.heard(pair.now);
+            assert_ne!(pair.receiver.poll_stream(&mut out, pair.now), StreamPoll::Close(CloseReason::SourceSilent));
+        }
+        // And a send that is done little by little.
+        let id = say_hello(&mut pair.sender, MIRROR, WANT_OLDEST, 0, pair.now);
+        assert_eq!(pair.sender.poll_stream(id, &mut Vec::new(), pair.now), StreamPoll::Data);
+        for _ in 0..20 {
+            pair.now += SECOND;
+            pair.sender.on_sent(id, pair.now);
+            assert!(pair.sender.next_closed(pair.now).is_none_or(|(closed, _)| closed != id));
+        }
+        pair.now += 5 * SECOND;
+        assert_eq!(pair.sender.next_closed(pair.now), Some((id, CloseReason::WriteTimeout)));
+    }
 }
 
 #[test]

@@ -76,6 +76,7 @@ fn plays_its_part() {
         "produce" => produce(&path(1), &path(2), number(3)),
         "read" => read_for_ever(&path(1)),
         "sleep" => sleep_for_ever(&path(1)),
+        "read-only" => read_without_leave(&path(1), &path(2)),
         other => panic!("no part {other}"),
     }
 }
@@ -274,6 +275,26 @@ fn readers_are_killed_at_any_moment() {
     assert_eq!((reader.lapped(), reader.cursor()), (0, sequence + 1));
 }
 
+/// A ring that waits for nobody lists its readers all the same, and can be rid of the dead ones.
+#[test]
+fn dead_readers_of_a_ring_that_waits_for_nobody_are_freed() {
+    let path = RingPath::new("prune-lossy");
+    let settings = RingSettings { readers_max: Some(3), ..small(64) };
+    let mut producer = RingProducer::<Line>::create(&path, &settings).expect("made");
+    let mut part = Part::start("read", &[path.to_str().expect("text")]);
+    let readers = || sluice::ring::inspect::inspect(&path).expect("a ring").readers.len();
+    let begun = Instant::now();
+    while readers() == 0 {
+        assert!(begun.elapsed() < LONG, "the reader never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let reader = open(&path, StartAt::Oldest);
+    assert!(reader.is_registered());
+    assert_eq!((producer.prune_readers(), readers()), (0, 2), "both live");
+    part.kill();
+    assert_eq!((producer.prune_readers(), readers()), (1, 1));
+}
+
 /// A reader in another PID namespace is process 1 there: here that number always lives. Its lock tells when it is dead, and
 /// that it is not while it reads.
 #[test]
@@ -396,4 +417,48 @@ fn a_killed_sleeper_is_forgotten_beside_a_living_one() {
     producer.push(&[0; 7]);
     assert!(living.join().expect("no panic"), "the living are woken");
     assert!(forgotten, "it is woken for ever");
+}
+
+/// Reads with the default settings, which would enter the registry and sleep, what it may not write.
+fn read_without_leave(records: &Path, lossless: &Path) {
+    let mut reader =
+        RingConsumer::<Line>::open(records, StartAt::Oldest, &ConsumerSettings::default()).expect("readable");
+    assert!(!reader.is_registered());
+    assert_eq!(reader.try_recv(), Some(line(1)));
+    let received = reader.recv(Wait::Futex { spins: 0 }, Duration::from_millis(5)).expect("no follower");
+    assert_eq!(received, Received::TimedOut, "it backs off instead");
+    RawReader::open(records, true).expect_err("it asked to sleep");
+    let error = RingConsumer::<Line>::open(lossless, StartAt::Oldest, &ConsumerSettings::default())
+        .expect_err("its producer would not wait for it");
+    assert!(error.to_string().contains("mode and owner"), "{error}");
+}
+
+/// By another user than the producer's, and than root, whom no mode stops.
+#[test]
+fn a_reader_that_may_not_write_reads_all_the_same() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::process::CommandExt;
+    /// "nobody".
+    const OTHER: u32 = 65_534;
+
+    let (records, waiting) = (RingPath::new("leave"), RingPath::new("leave-lossless"));
+    let settings = RingSettings { readers_max: Some(4), ..small(8) };
+    let mut producer = RingProducer::<Line>::create(&records, &settings).expect("made");
+    let _waiting = RingProducer::<Line>::create(&waiting, &RingSettings { lossless: true, ..settings }).expect("made");
+    producer.push(&line(1));
+    for path in [&records, &waiting] {
+        std::fs::set_permissions(&**path, std::fs::Permissions::from_mode(0o444)).expect("ours");
+    }
+    let words = [records.to_str().expect("text"), waiting.to_str().expect("text")];
+    if std::fs::metadata("/proc/self").expect("a /proc").uid() != 0 {
+        return read_without_leave(&records, &waiting);
+    }
+    let mut command = Command::new(std::env::current_exe().expect("a test binary"));
+    command.args(["--exact", "ring_processes::plays_its_part", "--nocapture"]);
+    command.env(PART, [&["read-only"], &words[..]].concat().join(" "));
+    command.stdout(Stdio::null()).stdin(Stdio::null()).current_dir("/").uid(OTHER).gid(OTHER);
+    match command.status() {
+        Ok(status) => assert!(status.success(), "{status}"),
+        Err(error) => crate::common::skip(&format!("user {OTHER} cannot run this test: {error}"), false),
+    }
 }

@@ -320,6 +320,26 @@ fn several_producers_are_refused_by_name() {
 }
 
 #[test]
+fn what_is_no_ring_of_theirs_is_refused_by_name() {
+    let (board_path, offset_path) = (RingPath::new("blackboard"), RingPath::new("offset"));
+    let _board = ringfire::BlackboardProducer::<u64>::create(&*board_path, 4).expect("made");
+    let _offset = ringfire::OffsetCheckpoint::open_or_create(&*offset_path, "strategy").expect("made");
+    assert_eq!(std::fs::metadata(&*offset_path).expect("there").len(), 64);
+    for (path, name) in [(&board_path, "a blackboard"), (&offset_path, "an offset checkpoint")] {
+        let errors = [
+            RingConsumer::<Line>::open(path, StartAt::Latest, &settings()).expect_err("no ring").to_string(),
+            BlobConsumer::<Line>::open(path, StartAt::Latest, &settings()).expect_err("no ring").to_string(),
+            RawReader::open(path, true).expect_err("no ring").to_string(),
+            sluice::ring::inspect::inspect(path).expect_err("no ring").to_string(),
+        ];
+        for error in errors {
+            assert!(error.contains(name), "{error}");
+        }
+        assert!(RawWriter::resume_point(path).is_none());
+    }
+}
+
+#[test]
 fn their_producer_s_death_and_successor_are_seen() {
     let path = RingPath::new("interop-death");
     let producer = ringfire::RingProducer::<Line>::create(&*path, 16).expect("made");

@@ -12,5 +12,6 @@ mod live;
 mod play;
 mod refusals;
 mod ring;
+mod ring_serve;
 mod verdicts;
 mod xsk;

@@ -13,20 +13,20 @@ use crate::common::hosts::{Host, cable, switch};
 use crate::common::rings::{Reader, ShmPath, Writer};
 
 /// How long anything that must come may take: far above what it takes, so that only a defect runs into it.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Records of a ring: at the rates below none is overwritten before a mirror has it.
 const CAPACITY: u64 = 1 << 16;
 /// Where sources listen.
 const PORT: u16 = 7400;
 
 /// A command of ours in a host; ended with the test.
-struct Running {
-    child: Child,
+pub(super) struct Running {
+    pub(super) child: Child,
     words: String,
 }
 
 impl Running {
-    fn start(host: &Host, words: &str) -> Running {
+    pub(super) fn start(host: &Host, words: &str) -> Running {
         let arguments: Vec<&str> = words.split_whitespace().collect();
         let child = host.spawn(sluice(Path::new("/"), &arguments));
         Running { child, words: format!("{}: sluice {words}", host.name) }
@@ -38,7 +38,7 @@ impl Running {
 
     /// SIGTERM: it ends well.
     #[track_caller]
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         assert!(self.child.try_wait().expect("a child").is_none(), "{} has ended by itself", self.words);
         self.signal(Signal::SIGTERM);
         let status = until("the command ends", || self.child.try_wait().expect("a child"));
@@ -71,7 +71,7 @@ impl Drop for Running {
 }
 
 /// Hosts `10.7.0.1`, `10.7.0.2`, … on one switch.
-fn lan(count: usize) -> Option<(Vec<Host>, Host)> {
+pub(super) fn lan(count: usize) -> Option<(Vec<Host>, Host)> {
     let hosts: Vec<Host> = (1..=count).map(|number| Host::new(&format!("host {number}"))).collect::<Option<_>>()?;
     let addresses: Vec<String> = (1..=count).map(|number| format!("10.7.0.{number}/24")).collect();
     let switch = switch(&hosts.iter().collect::<Vec<_>>(), &addresses);
@@ -79,7 +79,7 @@ fn lan(count: usize) -> Option<(Vec<Host>, Host)> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum By {
+pub(super) enum By {
     Tcp,
     Unicast,
     Multicast,
@@ -107,11 +107,11 @@ impl By {
     }
 }
 
-fn serve(host: &Host, ring: &ShmPath, address: &str, by: By) -> Running {
+pub(super) fn serve(host: &Host, ring: &ShmPath, address: &str, by: By) -> Running {
     Running::start(host, &format!("ring serve {} --bind {address}:{PORT} {}", ring.text(), by.serve(address)))
 }
 
-fn mirror(host: &Host, source: &str, ring: &ShmPath, address: &str, by: By, from: &str) -> Running {
+pub(super) fn mirror(host: &Host, source: &str, ring: &ShmPath, address: &str, by: By, from: &str) -> Running {
     let flags = by.mirror(address);
     Running::start(
         host,

@@ -1,6 +1,6 @@
 //! `sluice ring mirror SOURCE RING`: keeps a copy of another host's ring.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,9 +31,13 @@ pub struct Args {
     /// End with the first connection.
     #[arg(long)]
     pub once: bool,
-    /// Pause before the first reconnection, ms; it doubles up to 2 s (or this, if longer).
-    #[arg(long, value_name = "N", default_value = "500")]
-    pub reconnect_ms: u64,
+    /// Pause before each reconnection, ms [default: 500 before the first, doubling up to 2,000].
+    #[arg(long, value_name = "N")]
+    pub reconnect_ms: Option<u64>,
+    /// Take datagrams from this address too: a source with several, whose multicast leaves by another than the one it is
+    /// reached at. May be given more than once.
+    #[arg(long, value_name = "ADDRESS")]
+    pub datagrams_from: Vec<IpAddr>,
     /// Largest ring that a source may announce: it is made in memory at once.
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub geometry_max: Bytes,
@@ -50,8 +54,10 @@ pub fn run(args: Args) -> Outcome {
     mirror.unicast = args.unicast;
     mirror.key_file = args.core.key_file.clone();
     mirror.geometry_max = args.geometry_max;
-    mirror.reconnect = Span(Duration::from_millis(args.reconnect_ms));
-    mirror.reconnect_max = Span(mirror.reconnect_max.0.max(mirror.reconnect.0));
+    mirror.datagrams_from = args.datagrams_from;
+    if let Some(pause) = args.reconnect_ms.map(|ms| Span(Duration::from_millis(ms))) {
+        (mirror.reconnect, mirror.reconnect_max) = (pause, pause);
+    }
     live::check(&args.core, Ring { mirrors: vec![mirror.clone()], ..Ring::default() })?;
     let (worker, view) = plan::plan_mirror(&mirror, args.once).map_err(Failure::usage)?;
     let exit = live::run(&args.core, worker, || view.get(MirrorCounter::Ended) == 1, || view.status())?;

@@ -72,6 +72,8 @@ pub fn run(args: Args) -> Outcome {
         linger: args.linger_us,
         batch: args.batch,
         key_file: args.core.key_file.clone(),
+        // What never sleeps is woken by nobody: nothing of the ring has to be writable.
+        futex: !args.core.spin,
         ..Serve::new(name(&args.ring), CORE, args.ring.clone(), args.bind)
     };
     live::check(&args.core, Ring { serves: vec![serve.clone()], ..Ring::default() })?;

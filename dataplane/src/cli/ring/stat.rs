@@ -122,6 +122,8 @@ fn as_text(args: &Args, status: &Inspected) {
         let gone = if reader.exists { "" } else { ", its process is gone" };
         let passive = if reader.active { "" } else { ", not counted" };
         let lag = lag(status, reader.cursor);
-        println!("    pid {} \"{}\": next {}, {lag} behind{passive}{gone}", reader.pid, reader.name, reader.cursor);
+        // Another process gave the name: what a terminal would obey is written out.
+        let name = reader.name.escape_debug();
+        println!("    pid {} \"{name}\": next {}, {lag} behind{passive}{gone}", reader.pid, reader.cursor);
     }
 }

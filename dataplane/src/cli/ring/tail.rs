@@ -117,6 +117,7 @@ fn feed(args: &Args, out: &mut Out<'_>) -> Result<(), Ended> {
     while args.count.is_none_or(|count| records < count) {
         match follower.recv(Wait::Futex { spins: SPINS }, WAIT).map_err(|error| Ended::Ring(failure(error)))? {
             Received::Record { record, .. } => {
+                missed(out, &mut losses, (record.lapped, record.skipped))?;
                 print_feed(out, &record)?;
                 records += 1;
                 idle_since = clock::monotonic_ns();
@@ -142,13 +143,18 @@ fn feed(args: &Args, out: &mut Out<'_>) -> Result<(), Ended> {
                 }
             }
         }
-        let now = (follower.lapped(), follower.skipped());
-        if now != losses {
-            out.marker("records were missed", json!({"lapped": now.0 - losses.0, "skipped": now.1 - losses.1}))?;
-            losses = now;
-        }
+        missed(out, &mut losses, (follower.lapped(), follower.skipped()))?;
     }
     Ok(())
+}
+
+/// Says what was lost since the last time: before the record that follows the loss.
+fn missed(out: &mut Out<'_>, losses: &mut (u64, u64), now: (u64, u64)) -> std::io::Result<()> {
+    let before = std::mem::replace(losses, now);
+    if now == before {
+        return Ok(());
+    }
+    out.marker("records were missed", json!({"lapped": now.0 - before.0, "skipped": now.1 - before.1}))
 }
 
 fn is_over(idle: Option<Duration>, since_ns: i64) -> bool {
@@ -188,13 +194,15 @@ fn print_feed(out: &mut Out<'_>, record: &Followed<'_>) -> std::io::Result<()> {
         }
         _ => format!("{} {side}", meta.sequence),
     };
+    // The key is another process's: what a terminal would obey is written out.
+    let stream = stream.escape_debug();
     write!(out.out, "{} {stream} {kind} {range} captured {}", record.ring_sequence, meta.capture_ns)?;
     if let Some(send) = send {
         write!(out.out, " sent {send}")?;
     }
     match message {
         Some(name) => {
-            write!(out.out, " {name}")?;
+            write!(out.out, " {}", name.escape_debug())?;
             fields.iter().try_for_each(|(name, value)| write!(out.out, " {name}={}", plain(value)))?;
         }
         None if !record.body.is_empty() => write!(out.out, " {}", hex(record.body))?,
@@ -204,7 +212,7 @@ fn print_feed(out: &mut Out<'_>, record: &Followed<'_>) -> std::io::Result<()> {
 }
 
 fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string())
 }
 
 /// An IEX message's type and fields; nothing for other feeds and other records.

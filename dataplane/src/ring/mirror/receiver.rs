@@ -424,6 +424,14 @@ impl<H: MirrorHost> Receiver<H> {
         self.counters.connections += 1;
     }
 
+    /// Bytes came on the stream, a whole frame or not: however long a frame takes, its source is no silent one.
+    pub fn heard(&mut self, now: i64) {
+        if self.session.phase == Phase::Live {
+            self.session.heard_ns = Some(now);
+            self.session.progress_ns = now;
+        }
+    }
+
     /// What the stream's buffer holds; at most one frame is handled. After [`StreamStep::Frame`] look at
     /// [`Receiver::transport`]: it may now ask for a socket.
     pub fn on_bytes(&mut self, bytes: &[u8], now: i64) -> StreamStep {

@@ -14,7 +14,7 @@ use crate::wire::mirror::{
     kind,
 };
 
-/// A send that is not done after this long ends the session (the peer's write timeout).
+/// A send of which nothing was done for this long ends the session (the peer's write timeout).
 pub const WRITE_NS_MAX: i64 = 5 * NANOS_PER_SECOND;
 
 /// How long records wait for company before they are sent.
@@ -69,7 +69,7 @@ pub struct ServeSettings {
     pub handshake_ns_max: i64,
     /// Bytes per second that answers to NAK may take in one session; as many may come at once.
     pub nak_bytes_per_second: u64,
-    /// PUNCH datagrams looked at per second, over all sessions.
+    /// PUNCH datagrams with a session's token that are looked at per second, over all sessions.
     pub punches_per_second: u32,
     /// A planted bug.
     #[doc(hidden)]
@@ -540,6 +540,16 @@ impl<R: SourceRing> Sender<R> {
         StreamPoll::Data
     }
 
+    /// A part of a session's send that is under way is on its way: a mirror that reads slowly is not one that does not read.
+    pub fn on_sent(&mut self, id: SessionId, now: i64) {
+        if let Some(at) = self.find(id)
+            && let Some(session) = self.slots[at].as_mut()
+            && session.sending_ns.is_some()
+        {
+            session.sending_ns = Some(now);
+        }
+    }
+
     /// Sends at most about `max` datagrams; says how many were handed over.
     pub fn poll_datagrams(&mut self, now: i64, out: &mut impl Datagrams, max: usize) -> usize {
         self.expire_punches(now);
@@ -756,7 +766,7 @@ impl<R: SourceRing> Sender<R> {
         if keyed && !extended {
             return Err(CloseReason::Unauthenticated);
         }
-        session.delivery = select(&self.settings, hello.flags);
+        session.delivery = select(&self.settings, hello.flags, session.peer);
         let head = head_of(ring);
         let (first, ahead) = begin_at(hello.wanted, head, ring.oldest().min(head + 1));
         session.cursor = first;
@@ -838,15 +848,16 @@ impl<R: SourceRing> Sender<R> {
 
     /// `None`: the datagram is dropped.
     fn punch(&mut self, from: SocketAddr, bytes: &[u8], now: i64) -> Option<()> {
-        if self.punches.left(now) <= 0 {
-            return None;
-        }
-        self.punches.left -= 1;
         let header = Header::decode(bytes).ok()?;
         if header.kind != kind::PUNCH || header.flags != self.session {
             return None;
         }
         let at = self.find(*self.tokens.get(&header.sequence)?)?;
+        // Only what has a token costs more than receiving it, and only its holders use the allowance up.
+        if self.punches.left(now) <= 0 {
+            return None;
+        }
+        self.punches.left -= 1;
         let session = self.slots[at].as_mut().expect("found");
         match session.punch_opener.as_mut() {
             Some(opener) => {
@@ -932,8 +943,12 @@ fn close_due(session: &Session, handshake_ns: i64) -> (i64, CloseReason) {
     }
 }
 
-/// How a mirror with these HELLO flags is served.
-fn select(settings: &ServeSettings, hello_flags: u8) -> Delivery {
+/// How a mirror with these HELLO flags is served. Datagrams are IPv4 (MULTICAST has room for no other address): one that
+/// came by IPv6 could neither reach their port nor know where they come from.
+fn select(settings: &ServeSettings, hello_flags: u8, peer: SocketAddr) -> Delivery {
+    if peer.ip().to_canonical().is_ipv6() {
+        return Delivery::Stream;
+    }
     let can = hello_flags & hello_flag::UNICAST != 0;
     let prefers = hello_flags & hello_flag::PREFER_UNICAST != 0;
     match (settings.unicast_port, settings.multicast) {

@@ -55,13 +55,14 @@ fn a_connection_is_accepted_read_written_and_ended() {
         let mut bytes = ring.take_bytes().expect("the buffer");
         assert_eq!(bytes, b"hello");
         bytes.extend_from_slice(&vec![round; 3 << 20]);
-        let sent = bytes.len() - 5;
+        let length = bytes.len();
+        let sent = length - 5;
         let reader = std::thread::spawn(move || {
             let mut all = Vec::new();
             client.read_to_end(&mut all).expect("reads");
             all
         });
-        ring.send(socket.as_fd(), bytes, 5, 3).expect("queues");
+        ring.send(socket.as_fd(), bytes, 5..length, 3).expect("queues");
         assert_eq!(wait(&mut ring, 3).outcome(), Ok(sent as u32), "a send is whole");
         assert_eq!(ring.take_bytes().map(|bytes| bytes.len()), Some(sent + 5));
         ring.receive(socket.as_fd(), Vec::with_capacity(64), 64, 4).expect("queues");

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 
@@ -68,8 +69,8 @@ impl CoreRing {
         .map_err(given_back)
     }
 
-    /// Sends `bytes[from..]`. The ring owns `bytes` until the completion, whose result is how many were sent: all of
-    /// them unless the connection broke meanwhile. [`CoreRing::take_bytes`] gives them back.
+    /// Sends `bytes[part]`. The ring owns `bytes` until the completion, whose result is how many were sent: all of the
+    /// part unless the connection broke meanwhile. [`CoreRing::take_bytes`] gives them back.
     ///
     /// # Errors
     /// As the submission; `bytes` come back with it.
@@ -77,14 +78,14 @@ impl CoreRing {
         &mut self,
         socket: BorrowedFd<'_>,
         bytes: Vec<u8>,
-        from: usize,
+        part: Range<usize>,
         user_data: u64,
     ) -> Result<(), (io::Error, Vec<u8>)> {
         let fd = Fd(socket.as_raw_fd());
-        assert!(from < bytes.len(), "a send needs bytes");
+        assert!(!part.is_empty() && part.end <= bytes.len(), "a send needs bytes");
         self.push_kept(Kept::Send(bytes), user_data, |kept| {
             let Kept::Send(bytes) = kept else { unreachable!("kept as a send above") };
-            let rest = &bytes[from..];
+            let rest = &bytes[part];
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
             opcode::Send::new(fd, rest.as_ptr(), rest.len() as u32).flags(flags).build()
         })
