@@ -15,6 +15,8 @@ pub mod cli;
 pub mod config;
 #[cfg(feature = "capture")]
 pub mod feed;
+#[cfg(feature = "ledger-client")]
+pub mod ledger;
 #[cfg(feature = "ring")]
 pub mod ring;
 #[cfg(feature = "runtime")]
@@ -23,7 +25,7 @@ pub mod runtime;
 pub mod store;
 #[cfg(any(feature = "ring", feature = "runtime"))]
 pub mod sync;
-#[cfg(any(feature = "ring", feature = "runtime"))]
+#[cfg(any(feature = "ring", feature = "runtime", feature = "ledger-client"))]
 pub mod sys;
-#[cfg(any(feature = "ring", feature = "capture"))]
+#[cfg(any(feature = "ring", feature = "capture", feature = "ledger-client"))]
 pub mod wire;

@@ -168,7 +168,23 @@ fn module_of(inside: &str) -> &str {
 /// Files that hold machines over bytes and `now`.
 fn is_pure(inside: &str) -> bool {
     let worker = inside.ends_with("_worker.rs");
-    let pure_ledger = ["ledger/chunker", "ledger/session", "ledger/client"];
+    let pure_ledger = [
+        "ledger/assemble",
+        "ledger/chunker",
+        "ledger/client",
+        "ledger/compress",
+        "ledger/hub",
+        "ledger/keeper",
+        "ledger/message",
+        "ledger/order",
+        "ledger/pacing",
+        "ledger/query",
+        "ledger/retention",
+        "ledger/rpc",
+        "ledger/session",
+        "ledger/synthetic",
+        "ledger/url",
+    ];
     inside.starts_with("feed/")
         || inside.starts_with("wire/")
         || (inside.starts_with("ring/mirror/") && !worker)

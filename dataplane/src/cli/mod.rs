@@ -10,6 +10,7 @@ pub mod appliance;
 pub mod check;
 pub mod explain;
 pub mod feed;
+pub mod ledger;
 pub mod log;
 pub mod reference;
 pub mod ring;
@@ -87,6 +88,9 @@ pub enum Command {
     /// Serve, mirror, show and test shared-memory rings.
     #[command(subcommand)]
     Ring(ring::Command),
+    /// Follow a stream of ledgers.
+    #[command(subcommand)]
+    Ledger(ledger::Command),
     /// Print a generated reference page.
     #[command(name = "__reference", hide = true)]
     Reference(reference::Args),
@@ -103,6 +107,7 @@ pub fn main() -> ExitCode {
         Command::Feed(command) => feed::run(command),
         Command::Ring(command) => ring::run(command),
         Command::Store(command) => store::run(command),
+        Command::Ledger(command) => ledger::run(command),
         Command::Reference(args) => reference::run(args),
     };
     log::flush();

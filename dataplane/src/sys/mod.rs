@@ -21,7 +21,7 @@ mod netlink;
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
-#[cfg(feature = "mirror")]
+#[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
 #[cfg(feature = "ring")]
 pub mod shm;
@@ -29,7 +29,7 @@ pub mod shm;
 pub mod signal;
 #[cfg(feature = "capture")]
 pub mod socket;
-#[cfg(feature = "runtime")]
+#[cfg(any(feature = "runtime", feature = "ledger-client"))]
 pub mod tcp;
 #[cfg(feature = "mirror")]
 pub mod udp;

@@ -1,4 +1,4 @@
-//! Codecs over bytes: packets, feed protocols, capture files, store blocks, rings and their mirrors.
+//! Codecs over bytes: packets, feed protocols, capture files, store blocks, rings and their mirrors, ledger messages.
 //!
 //! May use: `units`.
 //! Never does: open a socket or a file, read a clock, allocate per packet.
@@ -7,8 +7,12 @@
 pub mod block;
 #[cfg(feature = "ring")]
 pub mod feed_meta;
+#[cfg(feature = "ledger-client")]
+pub mod http;
 #[cfg(feature = "capture")]
 pub mod iextp;
+#[cfg(feature = "ledger-client")]
+pub mod ledger;
 #[cfg(feature = "ring")]
 pub mod mirror;
 #[cfg(feature = "capture")]
@@ -21,3 +25,5 @@ pub mod pcap;
 pub mod ring;
 #[cfg(feature = "capture")]
 pub mod segment;
+#[cfg(feature = "ledger-client")]
+pub mod websocket;

@@ -14,6 +14,8 @@ mod gap_rules;
 mod gap_truth;
 mod generate;
 mod golden;
+mod ledger;
+mod ledger_outside;
 mod no_alloc;
 mod packets;
 mod pipeline;

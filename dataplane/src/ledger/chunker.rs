@@ -1,0 +1,318 @@
+//! Cuts a ledger into chunks as its bytes arrive, and hashes it on the way.
+//!
+//! The source reads straight into the chunk that is being filled; a full one leaves as a buffer that can become a message where
+//! it lies. Chunks are always filled up, whatever the reads; only the last ones may be smaller.
+
+use xxhash_rust::xxh64::Xxh64;
+
+use super::message::{HEADROOM, RawChunk};
+use crate::wire::ledger::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, End, LEDGER_BYTES_MAX};
+
+/// Buffers that are kept to be used again. An emission of 14.5 MiB makes 58 chunks of the default size; what is under way at
+/// once is far less, so this is a bound and not a need.
+const SPARES_MAX: usize = 64;
+
+/// How a ledger is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    chunk_bytes: usize,
+    tail_bytes: usize,
+}
+
+impl Cut {
+    /// Chunks of `chunk_bytes`; where the ledger's length is known, its last chunk is cut into pieces of `tail_bytes`, which
+    /// are sent while the rest still arrives.
+    ///
+    /// # Errors
+    /// [`ChunkerError::ChunkBytes`], [`ChunkerError::TailBytes`].
+    pub fn new(chunk_bytes: usize, tail_bytes: Option<usize>) -> Result<Cut, ChunkerError> {
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
+            return Err(ChunkerError::ChunkBytes { bytes: chunk_bytes });
+        }
+        let tail_bytes = tail_bytes.unwrap_or(chunk_bytes);
+        if !(CHUNK_BYTES_MIN..=chunk_bytes).contains(&tail_bytes) {
+            return Err(ChunkerError::TailBytes { bytes: tail_bytes, chunk_bytes });
+        }
+        Ok(Cut { chunk_bytes, tail_bytes })
+    }
+
+    /// Bytes of a full chunk.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+}
+
+/// Why a ledger or a setting is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ChunkerError {
+    /// A chunk size outside of the protocol's.
+    #[error("chunks of {bytes} bytes: {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} are possible")]
+    ChunkBytes {
+        /// The size.
+        bytes: usize,
+    },
+    /// A tail size outside of what fits.
+    #[error("last chunks of {bytes} bytes: {CHUNK_BYTES_MIN} to {chunk_bytes}, the size of all others")]
+    TailBytes {
+        /// The size.
+        bytes: usize,
+        /// The size of all others.
+        chunk_bytes: usize,
+    },
+    /// A ledger over the protocol's limit.
+    #[error("ledger {sequence} has {bytes} bytes or more: at most {LEDGER_BYTES_MAX} can be streamed")]
+    LedgerBytes {
+        /// The ledger.
+        sequence: u32,
+        /// Bytes declared, or seen so far.
+        bytes: u64,
+    },
+    /// More or fewer bytes than the source had declared.
+    #[error("ledger {sequence}: {bytes} bytes came, {declared} were declared")]
+    Declared {
+        /// The ledger.
+        sequence: u32,
+        /// Bytes that came (so far).
+        bytes: u64,
+        /// Bytes declared.
+        declared: u64,
+    },
+}
+
+/// Cuts one ledger after the other.
+pub struct Chunker {
+    cut: Cut,
+    sequence: u32,
+    declared: Option<u64>,
+    bytes: u64,
+    chunks: u32,
+    hash: Xxh64,
+    buffer: Vec<u8>,
+    filled: usize,
+    spares: Vec<Vec<u8>>,
+}
+
+impl Chunker {
+    /// A chunker without a ledger.
+    pub fn new(cut: Cut) -> Chunker {
+        Chunker {
+            cut,
+            sequence: 0,
+            declared: None,
+            bytes: 0,
+            chunks: 0,
+            hash: Xxh64::new(0),
+            buffer: Vec::new(),
+            filled: 0,
+            spares: Vec::new(),
+        }
+    }
+
+    /// A ledger begins; what was left of another is dropped. `declared` is its length where the source knows it.
+    ///
+    /// # Errors
+    /// [`ChunkerError::LedgerBytes`] for a declared length over the limit.
+    pub fn begin(&mut self, sequence: u32, declared: Option<u64>) -> Result<(), ChunkerError> {
+        if let Some(bytes) = declared.filter(|&bytes| bytes > LEDGER_BYTES_MAX) {
+            return Err(ChunkerError::LedgerBytes { sequence, bytes });
+        }
+        (self.sequence, self.declared, self.bytes, self.chunks, self.filled) = (sequence, declared, 0, 0, 0);
+        self.hash.reset(0);
+        Ok(())
+    }
+
+    /// Bytes of the ledger so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Room to read into, never empty: the rest of the chunk that is being filled.
+    pub fn space(&mut self) -> &mut [u8] {
+        let target = self.target();
+        if self.buffer.is_empty() {
+            self.buffer = self.spares.pop().unwrap_or_default();
+            // A buffer from elsewhere may be of any size.
+            self.buffer.resize(HEADROOM + self.cut.chunk_bytes, 0);
+        }
+        &mut self.buffer[HEADROOM + self.filled..HEADROOM + target]
+    }
+
+    /// Bytes that the chunk being filled will have, if the ledger has them.
+    fn target(&self) -> usize {
+        let Cut { chunk_bytes, tail_bytes } = self.cut;
+        // Judged where the chunk begins, so that its size does not change while it is filled.
+        let left = self.declared.map(|declared| declared.saturating_sub(self.bytes - self.filled as u64));
+        if left.is_some_and(|left| left <= chunk_bytes as u64) { tail_bytes } else { chunk_bytes }
+    }
+
+    /// The first `bytes` of [`Chunker::space`] were read; the chunk, if that filled it. Asserts that there was that much room.
+    ///
+    /// # Errors
+    /// A ledger over the limit, or over its declared length: the run fails.
+    pub fn filled(&mut self, bytes: usize) -> Result<Option<RawChunk>, ChunkerError> {
+        let (from, target) = (HEADROOM + self.filled, self.target());
+        assert!(self.filled + bytes <= target, "more was read than there was room for");
+        self.hash.update(&self.buffer[from..from + bytes]);
+        self.filled += bytes;
+        self.bytes += bytes as u64;
+        let (sequence, bytes) = (self.sequence, self.bytes);
+        if bytes > LEDGER_BYTES_MAX {
+            return Err(ChunkerError::LedgerBytes { sequence, bytes });
+        }
+        if let Some(declared) = self.declared.filter(|&declared| bytes > declared) {
+            return Err(ChunkerError::Declared { sequence, bytes, declared });
+        }
+        Ok((self.filled == target).then(|| self.take()))
+    }
+
+    /// Takes bytes that were read elsewhere, up to the end of a chunk; what is left stays in `input`.
+    ///
+    /// # Errors
+    /// As [`Chunker::filled`].
+    pub fn push(&mut self, input: &mut &[u8]) -> Result<Option<RawChunk>, ChunkerError> {
+        let space = self.space();
+        let taken = space.len().min(input.len());
+        space[..taken].copy_from_slice(&input[..taken]);
+        *input = &input[taken..];
+        self.filled(taken)
+    }
+
+    /// The ledger is complete: its last chunk, if one is left, and END with that stamp.
+    ///
+    /// # Errors
+    /// [`ChunkerError::Declared`] where bytes are missing.
+    pub fn finish(&mut self, emit_end_ns: i64) -> Result<(Option<RawChunk>, End), ChunkerError> {
+        let (sequence, bytes) = (self.sequence, self.bytes);
+        if let Some(declared) = self.declared.filter(|&declared| bytes != declared) {
+            return Err(ChunkerError::Declared { sequence, bytes, declared });
+        }
+        let last = (self.filled > 0).then(|| self.take());
+        Ok((last, End { sequence, chunks: self.chunks, bytes, emit_end_ns, xxh64: self.hash.digest() }))
+    }
+
+    /// A chunk's buffer that nobody needs any more.
+    pub fn give_back(&mut self, buffer: Vec<u8>) {
+        if self.spares.len() < SPARES_MAX {
+            self.spares.push(buffer);
+        }
+    }
+
+    fn take(&mut self) -> RawChunk {
+        let index = self.chunks;
+        self.chunks += 1;
+        RawChunk::new(std::mem::take(&mut self.buffer), std::mem::take(&mut self.filled), self.sequence, index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::synthetic::{self, Shape};
+    use xxhash_rust::xxh64::xxh64;
+
+    const CHUNK: usize = 8192;
+
+    fn chunker(tail_bytes: Option<usize>) -> Chunker {
+        Chunker::new(Cut::new(CHUNK, tail_bytes).expect("a cut"))
+    }
+
+    /// The chunks' lengths, their bytes joined, and END.
+    fn cut(
+        chunker: &mut Chunker,
+        sequence: u32,
+        ledger: &[u8],
+        declared: bool,
+        reads: usize,
+    ) -> (Vec<usize>, Vec<u8>, End) {
+        chunker.begin(sequence, declared.then_some(ledger.len() as u64)).expect("begins");
+        let mut chunks = Vec::new();
+        for mut input in ledger.chunks(reads) {
+            while !input.is_empty() {
+                chunks.extend(chunker.push(&mut input).expect("fits"));
+            }
+        }
+        let (last, end) = chunker.finish(77).expect("whole");
+        chunks.extend(last);
+        let mut joined = Vec::new();
+        for (index, chunk) in chunks.iter().enumerate() {
+            assert_eq!((chunk.sequence, chunk.index), (sequence, index as u32));
+            joined.extend_from_slice(chunk.payload());
+        }
+        let lengths = chunks.iter().map(|chunk| chunk.payload().len()).collect();
+        chunks.into_iter().for_each(|chunk| chunker.give_back(chunk.into_buffer()));
+        (lengths, joined, end)
+    }
+
+    #[test]
+    fn chunks_are_full_whatever_the_reads() {
+        let mut ledger = vec![0; 5 * CHUNK + 100];
+        synthetic::write(1, Shape::Noise, &mut ledger);
+        let mut chunker = chunker(None);
+        for reads in [1, 7, 4096, CHUNK, 65_536] {
+            for declared in [false, true] {
+                let (lengths, joined, end) = cut(&mut chunker, 9, &ledger, declared, reads);
+                assert_eq!(lengths, [CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, 100]);
+                assert!(joined == ledger);
+                let xxh64 = xxh64(&ledger, 0);
+                assert_eq!(end, End { sequence: 9, chunks: 6, bytes: ledger.len() as u64, emit_end_ns: 77, xxh64 });
+            }
+        }
+    }
+
+    #[test]
+    fn the_running_hash_is_that_of_each_ledger_alone() {
+        let mut chunker = chunker(None);
+        for sequence in 1..=3 {
+            let mut ledger = vec![0; 3 * CHUNK];
+            synthetic::write(sequence, Shape::Noise, &mut ledger);
+            let (_, _, end) = cut(&mut chunker, sequence, &ledger, false, 1000);
+            assert_eq!(end.xxh64, xxh64(&ledger, 0));
+            ledger.swap(10, 20_000);
+            assert_ne!(end.xxh64, xxh64(&ledger, 0), "the order counts");
+        }
+    }
+
+    #[test]
+    fn a_known_length_gets_a_fine_tail() {
+        let mut chunker = chunker(Some(4096));
+        let ledger = vec![3; 2 * CHUNK + 5000];
+        assert_eq!(cut(&mut chunker, 1, &ledger, true, 1000).0, [CHUNK, CHUNK, 4096, 904]);
+        assert_eq!(cut(&mut chunker, 1, &ledger, false, 1000).0, [CHUNK, CHUNK, 5000]);
+        assert_eq!(cut(&mut chunker, 1, &ledger[..2 * CHUNK], true, 1).0, [CHUNK, 4096, 4096]);
+        assert_eq!(cut(&mut chunker, 1, &ledger[..10], true, 1).0, [10]);
+        assert_eq!(cut(&mut chunker, 1, &[], true, 1).0, [0; 0]);
+    }
+
+    #[test]
+    fn sizes_and_lengths_are_judged() {
+        for bytes in [0, CHUNK_BYTES_MIN - 1, CHUNK_BYTES_MAX + 1] {
+            assert_eq!(Cut::new(bytes, None), Err(ChunkerError::ChunkBytes { bytes }));
+        }
+        assert!(Cut::new(CHUNK, Some(CHUNK + 1)).is_err() && Cut::new(CHUNK, Some(1)).is_err());
+        let mut chunker = chunker(None);
+        let bytes = LEDGER_BYTES_MAX + 1;
+        assert_eq!(chunker.begin(5, Some(bytes)), Err(ChunkerError::LedgerBytes { sequence: 5, bytes }));
+        chunker.begin(5, Some(10)).expect("begins");
+        assert!(chunker.push(&mut &[0; 9][..]).expect("fits").is_none());
+        let declared = |bytes| ChunkerError::Declared { sequence: 5, bytes, declared: 10 };
+        assert_eq!(chunker.finish(0).expect_err("short"), declared(9));
+        assert_eq!(chunker.push(&mut &[0; 2][..]).expect_err("long"), declared(11));
+    }
+
+    #[test]
+    fn a_ledger_without_a_length_is_cut_off_at_the_limit() {
+        let mut chunker = Chunker::new(Cut::new(CHUNK_BYTES_MAX, None).expect("a cut"));
+        chunker.begin(5, None).expect("begins");
+        let mut took = 0;
+        let error = loop {
+            let bytes = chunker.space().len();
+            match chunker.filled(bytes) {
+                Ok(chunk) => chunker.give_back(chunk.expect("full").into_buffer()),
+                Err(error) => break error,
+            }
+            took += bytes as u64;
+        };
+        assert_eq!(took, LEDGER_BYTES_MAX, "exactly at the limit passes");
+        assert_eq!(error.to_string(), "ledger 5 has 276824064 bytes or more: at most 268435456 can be streamed");
+    }
+}

@@ -1,0 +1,443 @@
+//! One subscriber as a pure machine: its request, its upgrade, then ledger after ledger from what is kept, and on into the flow.
+//!
+//! A subscriber is a cursor. Behind the flow it gets whole ledgers from memory or from the store, with stamps of zero; at the flow
+//! it gets messages as they appear. When the flow moves on while it is inside a ledger, that delivery is given up and the ledger
+//! is sent again, whole, from what is kept. It has no queue, so its memory is bounded by what it is sending; it is never
+//! dropped for lagging, only for leaving retention (4001) or for taking nothing for [`WRITE_NS_MAX`].
+
+use std::sync::Arc;
+
+use super::client::RUN_FIELD;
+use super::hub::{Hub, Kept, Outcome, Replay, Stored};
+use super::message::Encoded;
+use super::query::{self, Range};
+use crate::wire::http::{self, Refusal, Request};
+use crate::wire::ledger::close;
+use crate::wire::websocket::{self, ControlKind, Event, FrameReader, Sender};
+
+/// Longest time in which a connection takes nothing of what is being sent: the protocol's bound. One that takes a byte now and
+/// then is never dropped.
+pub const WRITE_NS_MAX: i64 = 10_000_000_000;
+/// Longest time from a connection's beginning to its whole request: a request is one packet, and a round trip is under a second.
+pub const REQUEST_NS_MAX: i64 = 10_000_000_000;
+/// Longest time to wait for the other side's half of a close; its library waits about as long for ours.
+pub const CLOSE_NS_MAX: i64 = 5_000_000_000;
+/// Most bytes of a subscriber's message: it has nothing to say but its close, and the peer's server reads as much.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// Which ledgers a subscriber still gets, and where in one it is.
+#[derive(Debug)]
+pub struct Cursor {
+    range: Range,
+    /// The ledger at hand or next; 0 while a subscriber of the tip waits for the first emission.
+    next: u32,
+    at: At,
+    /// The hub's when it began.
+    epoch: u64,
+    abandons: u64,
+}
+
+#[derive(Debug)]
+enum At {
+    /// Between two ledgers.
+    Between,
+    /// In the flow: the message that comes next.
+    Live(usize),
+    /// In a kept ledger's messages.
+    Memory(Replay, usize),
+    /// In a stored ledger's frames.
+    Stored(Stored, u32),
+}
+
+/// What a cursor's subscriber gets next.
+#[derive(Clone, Debug)]
+pub enum Next {
+    /// This message.
+    Message(Arc<Encoded>),
+    /// The frames of a stored ledger from this one on; how many were taken is told with [`Cursor::took`].
+    Stored(Stored, u32),
+    /// Nothing now.
+    Wait,
+    /// The end: a close code and its reason.
+    Close(u16, String),
+}
+
+impl Cursor {
+    /// A cursor at the start of a range.
+    pub fn new(range: Range, hub: &Hub) -> Cursor {
+        Cursor { range, next: range.start(), at: At::Between, epoch: hub.epoch(), abandons: 0 }
+    }
+
+    /// Live deliveries given up since the last call.
+    pub fn take_abandons(&mut self) -> u64 {
+        std::mem::take(&mut self.abandons)
+    }
+
+    /// What comes next. A message that is given is taken to be sent, whole and in order; a stored ledger's frames only when
+    /// they are told.
+    pub fn step(&mut self, hub: &Hub) -> Next {
+        if hub.is_cut() {
+            return Next::Close(close::RESTART, close::DRAINING.into());
+        }
+        if hub.epoch() != self.epoch {
+            // It comes back, and learns that this is another run.
+            return Next::Close(close::RESTART, close::RESET.into());
+        }
+        match &mut self.at {
+            At::Between => self.between(hub),
+            At::Live(next) => {
+                let next = *next;
+                self.live(hub, next)
+            }
+            At::Memory(replay, next) => {
+                let message = replay[*next].clone();
+                *next += 1;
+                if *next == replay.len() {
+                    self.done();
+                }
+                Next::Message(message)
+            }
+            At::Stored(stored, frame) => Next::Stored(*stored, *frame),
+        }
+    }
+
+    /// So many frames of the stored ledger at hand were taken. Asserts that it has as many.
+    pub fn took(&mut self, frames: u32) {
+        let At::Stored(stored, frame) = &mut self.at else { panic!("no stored ledger is at hand") };
+        assert!(frames <= stored.frames - *frame, "a ledger's frames are counted");
+        *frame += frames;
+        if *frame == stored.frames {
+            self.done();
+        }
+    }
+
+    fn done(&mut self) {
+        self.at = At::Between;
+        // At most one beyond the last sequence that can be streamed, which is a u32.
+        self.next += 1;
+    }
+
+    /// Inside the flow's ledger, unless the flow has moved on.
+    fn live(&mut self, hub: &Hub, next: usize) -> Next {
+        let flow = hub.flow().filter(|flow| flow.sequence() == self.next);
+        let Some(flow) = flow else {
+            if let Some(end) = hub.missed_end(self.next, next) {
+                self.done();
+                return Next::Message(end);
+            }
+            self.abandons += 1;
+            self.at = At::Between;
+            return self.between(hub);
+        };
+        let Some(message) = flow.messages().get(next) else {
+            return match hub.outcome() {
+                // An open ledger of a source that has ended will not be completed.
+                Some(_) => Next::Close(close::INTERNAL, close::SOURCE_FAILED.into()),
+                None => Next::Wait,
+            };
+        };
+        self.at = At::Live(next + 1);
+        if flow.is_ended() && next + 1 == flow.messages().len() {
+            self.done();
+        }
+        Next::Message(message.clone())
+    }
+
+    fn between(&mut self, hub: &Hub) -> Next {
+        let open = hub.flow().filter(|flow| !flow.is_ended()).map(|flow| flow.sequence());
+        if self.next == 0
+            && let Some(flow) = hub.flow()
+        {
+            // The tip: the ledger in flight from its first chunk, else the one after it.
+            self.next = open.unwrap_or(flow.sequence() + 1);
+        }
+        if self.range.end().is_some_and(|end| self.next > end) {
+            return Next::Close(close::NORMAL, String::new());
+        }
+        let in_flight = self.next != 0 && open == Some(self.next);
+        if hub.is_draining() && !in_flight {
+            return Next::Close(close::RESTART, close::DRAINING.into());
+        }
+        if in_flight {
+            return self.live(hub, 0);
+        }
+        match hub.kept(self.next) {
+            Some(Kept::Memory(replay)) => {
+                self.at = At::Memory(replay.clone(), 0);
+                self.step(hub)
+            }
+            Some(Kept::Stored(stored)) => {
+                self.at = At::Stored(*stored, 0);
+                Next::Stored(*stored, 0)
+            }
+            None => self.outside(hub, open),
+        }
+    }
+
+    /// The next ledger is neither kept nor in flight.
+    fn outside(&self, hub: &Hub, open: Option<u32>) -> Next {
+        let (oldest, latest) = hub.bounds();
+        let first = if oldest == 0 { open } else { Some(oldest) };
+        if self.next != 0 && first.is_some_and(|first| self.next < first) {
+            return Next::Close(close::TOO_FAR_BEHIND, close::too_far_behind(oldest, latest));
+        }
+        // A gap between what is kept and the flow would be a ledger that nobody can give; a reset drops what was kept.
+        match (hub.outcome(), self.range.end()) {
+            (None, _) => Next::Wait,
+            (Some(Outcome::Failed), _) => Next::Close(close::INTERNAL, close::SOURCE_FAILED.into()),
+            (Some(Outcome::Ended), None) => Next::Close(close::NORMAL, close::SOURCE_ENDED.into()),
+            (Some(Outcome::Ended), Some(_)) => Next::Close(close::GOING_AWAY, close::SOURCE_ENDED_SHORT.into()),
+        }
+    }
+}
+
+/// What a connection's owner does next.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Send these bytes.
+    Bytes(Vec<u8>),
+    /// Send this message's frame.
+    Message(Arc<Encoded>),
+    /// Read and check frames of this stored ledger from that one on, send them, tell [`Connection::took`]; or
+    /// [`Connection::lost`] where they cannot be read.
+    Stored(Stored, u32),
+    /// Nothing now.
+    Wait,
+    /// End the connection; what was given before is sent first.
+    End,
+}
+
+/// What the owner tells of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct Server<'a> {
+    /// The run, as announced; see [`super::retention::Run`].
+    pub run: &'a str,
+    /// Subscribers at the moment.
+    pub subscribers: usize,
+}
+
+enum State {
+    /// Waiting for a whole request.
+    Request,
+    /// An answer that ends the connection is on its way.
+    Reply,
+    Streaming(Cursor),
+    /// Our close is on its way; the other side's has not come.
+    Closing,
+    /// Nothing more is sent or read.
+    Gone,
+}
+
+/// One connection to a server.
+pub struct Connection {
+    state: State,
+    reader: FrameReader,
+    out: Vec<u8>,
+    /// When the present wait for the other side began: for its request, or for its half of a close.
+    since_ns: i64,
+    /// When the other side last took something of what is being sent; `None` while nothing is.
+    sending_ns: Option<i64>,
+}
+
+impl Connection {
+    /// A connection that was accepted at `now` (monotonic ns).
+    pub fn new(now: i64) -> Connection {
+        Connection {
+            state: State::Request,
+            // A request's head is read through the same buffer; frames are bounded from their first header on.
+            reader: FrameReader::new(Sender::Client, MESSAGE_BYTES_MAX),
+            out: Vec::new(),
+            since_ns: now,
+            sending_ns: None,
+        }
+    }
+
+    /// Whether it is a subscriber: upgraded, and not closing.
+    pub fn is_subscriber(&self) -> bool {
+        matches!(self.state, State::Streaming(_))
+    }
+
+    /// Bytes of memory that it holds beside the messages that it shares.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Connection>() + self.reader.memory_bytes() + self.out.capacity()
+    }
+
+    /// Bytes came. Reading may go on while something is being sent.
+    pub fn on_bytes(&mut self, bytes: &[u8], hub: &Hub, server: Server<'_>, now: i64) {
+        if matches!(self.state, State::Reply | State::Gone) {
+            return;
+        }
+        self.reader.feed(bytes);
+        if matches!(self.state, State::Request) {
+            self.request(hub, server);
+        }
+        if matches!(self.state, State::Streaming(_) | State::Closing) {
+            self.frames(now);
+        }
+    }
+
+    /// The other side ended the connection, or it broke.
+    pub fn on_closed(&mut self) {
+        self.state = State::Gone;
+    }
+
+    /// What to do next. What is given is taken to be sent, whole and in order; ask again as long as something may be added to
+    /// what is on its way.
+    pub fn poll(&mut self, hub: &mut Hub, now: i64) -> Step {
+        // A pong or a close goes between two messages, and between two runs of a stored ledger's frames.
+        if !self.out.is_empty() {
+            self.sending_ns.get_or_insert(now);
+            return Step::Bytes(std::mem::take(&mut self.out));
+        }
+        let next = match &mut self.state {
+            State::Request | State::Closing => return Step::Wait,
+            State::Reply | State::Gone => {
+                self.state = State::Gone;
+                return Step::End;
+            }
+            State::Streaming(cursor) => {
+                let next = cursor.step(hub);
+                hub.count_abandons(cursor.take_abandons());
+                next
+            }
+        };
+        match next {
+            Next::Wait => Step::Wait,
+            Next::Message(message) => {
+                self.sending_ns.get_or_insert(now);
+                Step::Message(message)
+            }
+            Next::Stored(stored, frame) => Step::Stored(stored, frame),
+            Next::Close(code, reason) => {
+                let mut frame = Vec::new();
+                websocket::write_close(code, &reason, None, &mut frame);
+                (self.state, self.since_ns) = (State::Closing, now);
+                self.sending_ns.get_or_insert(now);
+                Step::Bytes(frame)
+            }
+        }
+    }
+
+    /// So many frames of the stored ledger that was asked for are on their way.
+    pub fn took(&mut self, frames: u32, now: i64) {
+        self.sending_ns.get_or_insert(now);
+        if let State::Streaming(cursor) = &mut self.state {
+            cursor.took(frames);
+        }
+    }
+
+    /// Frames of a stored ledger cannot be read, or are not what was written: the connection ends as it stands, between two
+    /// messages, so that the subscriber sees a broken connection and no wrong byte. Where another read fails too, the owner takes the
+    /// ledger out of retention ([`Hub::prune`]): whoever asks for it again is told, and does not come back for ever.
+    pub fn lost(&mut self) {
+        self.state = State::Gone;
+    }
+
+    /// The other side took some of what is being sent; `drained`: all of it.
+    pub fn progress(&mut self, drained: bool, now: i64) {
+        self.sending_ns = (!drained).then_some(now);
+    }
+
+    /// When [`Connection::on_time`] is to be called.
+    pub fn deadline(&self) -> Option<i64> {
+        let waiting = match self.state {
+            State::Request => Some(self.since_ns + REQUEST_NS_MAX),
+            State::Closing => Some(self.since_ns + CLOSE_NS_MAX),
+            _ => None,
+        };
+        let sending = self.sending_ns.map(|since| since + WRITE_NS_MAX);
+        [waiting, sending].into_iter().flatten().min()
+    }
+
+    /// Gives a connection up whose time is over; the next poll says so.
+    pub fn on_time(&mut self, now: i64) {
+        if self.deadline().is_some_and(|deadline| deadline <= now) {
+            self.out.clear();
+            self.state = State::Gone;
+        }
+    }
+
+    /// Reads the request, if it is whole, and answers it.
+    fn request(&mut self, hub: &Hub, server: Server<'_>) {
+        let (bytes, answer) = match http::parse_request(self.reader.unread()) {
+            Ok(None) => return,
+            Ok(Some(request)) => (request.bytes, answer(&request, hub, server)),
+            Err(error) => {
+                let status = if error == http::HeadError::TooLong { 431 } else { 400 };
+                (0, Answer::Reply(http::refusal_response(&Refusal::new(status, error.to_string()))))
+            }
+        };
+        self.reader.skip(bytes);
+        self.reader.shrink();
+        match answer {
+            Answer::Reply(reply) => (self.out, self.state) = (reply, State::Reply),
+            Answer::Upgrade(reply, range) => {
+                (self.out, self.state) = (reply, State::Streaming(Cursor::new(range, hub)))
+            }
+        }
+    }
+
+    /// A subscriber's frames: only pings, pongs and its close have a meaning.
+    fn frames(&mut self, now: i64) {
+        loop {
+            match self.reader.next() {
+                Ok(None) => return,
+                Ok(Some(Event::Pong)) => {}
+                Ok(Some(Event::Ping(payload))) => {
+                    // The latest unanswered ping is enough; what is unsent bounds them.
+                    if matches!(self.state, State::Streaming(_)) && self.out.is_empty() {
+                        websocket::write_control(ControlKind::Pong, payload, None, &mut self.out);
+                    }
+                }
+                Ok(Some(Event::Close { code, .. })) => {
+                    if matches!(self.state, State::Closing) {
+                        self.state = State::Gone;
+                    } else {
+                        websocket::write_close(code.unwrap_or(close::NORMAL), "", None, &mut self.out);
+                        (self.state, self.since_ns) = (State::Reply, now);
+                    }
+                    return;
+                }
+                // One that speaks, or breaks a rule, is cut off without a word, as the peer's server does.
+                Ok(Some(Event::Binary(_))) | Err(_) => {
+                    self.out.clear();
+                    self.state = State::Gone;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+enum Answer {
+    Reply(Vec<u8>),
+    Upgrade(Vec<u8>, Range),
+}
+
+/// Routes a request: `/stream` upgrades, `/healthz` reports.
+fn answer(request: &Request<'_>, hub: &Hub, server: Server<'_>) -> Answer {
+    let (path, query) = request.path_and_query();
+    let refuse = |refusal: &Refusal| Answer::Reply(http::refusal_response(refusal));
+    match path {
+        "/healthz" => {
+            let body = hub.health(server.subscribers, server.run);
+            let mut reply = http::response(200, "application/json", &body, &[]);
+            if request.method == "HEAD" {
+                reply.truncate(reply.len() - body.len());
+            }
+            Answer::Reply(reply)
+        }
+        "/stream" => {
+            // A bad range is told before anything about the upgrade, as the peer does.
+            let range = match query::parse(query) {
+                Ok(range) => range,
+                Err(error) => return refuse(&Refusal::new(400, error.to_string())),
+            };
+            match http::judge_upgrade(request) {
+                Ok(accept) => Answer::Upgrade(http::upgrade_response(&accept, &[(RUN_FIELD, server.run)]), range),
+                Err(refusal) => refuse(&refusal),
+            }
+        }
+        _ => refuse(&Refusal::new(404, "404 page not found")),
+    }
+}
