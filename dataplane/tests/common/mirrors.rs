@@ -41,6 +41,10 @@ impl Shm {
     pub fn text(&self) -> &str {
         self.0.to_str().expect("ASCII")
     }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
 }
 
 impl std::ops::Deref for Shm {

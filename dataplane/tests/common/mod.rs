@@ -10,6 +10,7 @@ pub mod memory_ring;
 pub mod mirrors;
 pub mod netns;
 pub mod pipeline;
+#[cfg(feature = "appliance")]
 pub mod rings;
 
 use std::path::PathBuf;

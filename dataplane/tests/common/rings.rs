@@ -1,6 +1,6 @@
 //! Rings whose every word the tests know, and readers that judge what they read.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -21,34 +21,6 @@ pub fn record(life: u64, sequence: u64) -> Record {
         words[index] = (words[index - 1] ^ sequence.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index as u64;
     }
     words
-}
-
-/// A path in /dev/shm of this test alone; whatever lies there is removed with it.
-pub struct ShmPath(PathBuf);
-
-impl ShmPath {
-    /// `name` must be unique among the tests.
-    pub fn new(name: &str) -> ShmPath {
-        let path = PathBuf::from(format!("/dev/shm/sluice-test-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        ShmPath(path)
-    }
-
-    /// The path.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// The path as text.
-    pub fn text(&self) -> &str {
-        self.0.to_str().expect("text")
-    }
-}
-
-impl Drop for ShmPath {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 /// A producer of known records on a thread of its own, at a steady rate, until it is told to end or has written its share.

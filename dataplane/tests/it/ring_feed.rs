@@ -13,10 +13,10 @@ use sluice::ring::{ConsumerSettings, Received, StartAt, Wait};
 use sluice::wire::feed_meta::{FeedMeta, FeedRecord, StampOrigin};
 
 use crate::common::memory_queue::{Faults, MemoryQueue, Pace};
+use crate::common::mirrors::Shm;
 use crate::common::pipeline::{
     HOLDING, Lines, PATIENT, Tampering, file_config, live_config, merged, number, reread, sides, start, write_pcap,
 };
-use crate::common::rings::ShmPath;
 
 /// The generator's group of side A; both interfaces carry it.
 const GROUP: &str = "239.192.0.1:10378";
@@ -78,7 +78,7 @@ fn read_to_the_end(mut follower: FeedFollower, stamp: StampOrigin) -> BTreeMap<S
 }
 
 /// Opens the ring as soon as it is there.
-fn open(ring: &ShmPath) -> FeedFollower {
+fn open(ring: &Shm) -> FeedFollower {
     let settings = ConsumerSettings::default();
     for _ in 0..60_000 {
         if let Ok(follower) = FeedFollower::open(ring.path(), StartAt::Oldest, &settings) {
@@ -93,7 +93,7 @@ fn open(ring: &ShmPath) -> FeedFollower {
 fn ring_feed_holds_what_the_store_keeps_in_its_order() {
     for (seed, restarts) in [(3, 0), (8, 2)] {
         let directory = tempfile::tempdir().expect("a directory");
-        let ring = ShmPath::new(&format!("feed-{seed}"));
+        let ring = Shm::new(&format!("feed-{seed}"));
         let session = Settings { restarts, idle_every: 0, ..Settings::new(Product::Deep, 20_000, seed) };
         let sides = sides(&session, seed, &lossy(15_000));
         let paths = ["a.pcap", "b.pcap"].map(|name| directory.path().join(name));
@@ -131,7 +131,7 @@ fn ring_feed_holds_what_the_store_keeps_in_its_order() {
 fn ring_feed_does_not_wait_for_a_disk_that_stands_still() {
     let seed = 21;
     let directory = tempfile::tempdir().expect("a directory");
-    let ring = ShmPath::new("feed-stall");
+    let ring = Shm::new("feed-stall");
     let session = Settings { restarts: 0, idle_every: 0, ..Settings::new(Product::Deep, 30_000, seed) };
     let sides = sides(&session, seed, &lossy(15_000));
     let frames = 2 * 4_096 + 2 * 4_096;
@@ -177,7 +177,7 @@ fn ring_feed_does_not_wait_for_a_disk_that_stands_still() {
 fn ring_feed_never_publishes_a_late_fill() {
     let seed = 5;
     let directory = tempfile::tempdir().expect("a directory");
-    let ring = ShmPath::new("feed-late");
+    let ring = Shm::new("feed-late");
     let session = Settings { restarts: 0, idle_every: 0, ..Settings::new(Product::Deep, 8_000, seed) };
     let sides = sides(&session, seed, &lossy(20_000_000));
     let paths = ["a.pcap", "b.pcap"].map(|name| directory.path().join(name));
@@ -208,7 +208,7 @@ fn ring_feed_never_publishes_a_late_fill() {
 #[test]
 fn ring_feed_tail_decodes_a_published_feed() {
     let directory = tempfile::tempdir().expect("a directory");
-    let ring = ShmPath::new("feed-tail");
+    let ring = Shm::new("feed-tail");
     let mut publisher = sluice::ring::publish::FeedPublisher::new(sluice::ring::publish::PublishSettings {
         path: ring.path().into(),
         capacity: 1 << 12,

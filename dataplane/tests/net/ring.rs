@@ -10,7 +10,8 @@ use sluice::ring::consumer::StartAt;
 
 use super::appliance::{sluice, until};
 use crate::common::hosts::{Host, cable, switch};
-use crate::common::rings::{Reader, ShmPath, Writer};
+use crate::common::mirrors::Shm;
+use crate::common::rings::{Reader, Writer};
 
 /// How long anything that must come may take: far above what it takes, so that only a defect runs into it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -118,11 +119,11 @@ impl By {
     }
 }
 
-pub(super) fn serve(host: &Host, ring: &ShmPath, address: &str, by: By) -> Running {
+pub(super) fn serve(host: &Host, ring: &Shm, address: &str, by: By) -> Running {
     Running::start(host, &format!("ring serve {} --bind {address}:{PORT} {}", ring.text(), by.serve(address)))
 }
 
-pub(super) fn mirror(host: &Host, source: &str, ring: &ShmPath, address: &str, by: By, from: &str) -> Running {
+pub(super) fn mirror(host: &Host, source: &str, ring: &Shm, address: &str, by: By, from: &str) -> Running {
     let flags = by.mirror(address);
     Running::start(
         host,
@@ -141,7 +142,7 @@ fn assert_by_datagrams(told: &serde_json::Value) {
 fn ring_transports_deliver_every_record_in_order() {
     for by in By::ALL {
         let Some((hosts, _switch)) = lan(2) else { return };
-        let (source, copy) = (ShmPath::new(&format!("lan-{by:?}")), ShmPath::new(&format!("lan-{by:?}-m")));
+        let (source, copy) = (Shm::new(&format!("lan-{by:?}")), Shm::new(&format!("lan-{by:?}-m")));
         let writer = Writer::start(source.path(), CAPACITY, 1, 20_000, 20_000);
         let serving = serve(&hosts[0], &source, "10.7.0.1", by);
         let mirroring = mirror(&hosts[1], "10.7.0.1", &copy, "10.7.0.2", by, "oldest");
@@ -164,9 +165,8 @@ fn ring_16_mirrors_cost_the_source_no_more_datagrams_than_one() {
     let mut sent = Vec::new();
     for mirrors in [1, 16] {
         let Some((hosts, _switch)) = lan(1 + mirrors) else { return };
-        let source = ShmPath::new(&format!("sixteen-{mirrors}"));
-        let copies: Vec<ShmPath> =
-            (0..mirrors).map(|index| ShmPath::new(&format!("sixteen-{mirrors}-{index}"))).collect();
+        let source = Shm::new(&format!("sixteen-{mirrors}"));
+        let copies: Vec<Shm> = (0..mirrors).map(|index| Shm::new(&format!("sixteen-{mirrors}-{index}"))).collect();
         // The ring is there and silent while the mirrors join: what counts is the stream.
         let writer = Writer::start(source.path(), 1 << 12, 1, 1, 1);
         let serving = serve(&hosts[0], &source, "10.7.0.1", By::Multicast);
@@ -232,7 +232,7 @@ fn ring_nat_is_opened_from_inside_and_the_stream_comes_through() {
          }
          ",
     );
-    let (source, copy) = (ShmPath::new("nat"), ShmPath::new("nat-m"));
+    let (source, copy) = (Shm::new("nat"), Shm::new("nat-m"));
     let writer = Writer::start(source.path(), CAPACITY, 1, 20_000, 10_000);
     let serving = Running::start(
         &source_host,
@@ -263,7 +263,7 @@ fn ring_loss_is_repaired_from_the_source_ring() {
              }
              ",
         );
-        let (source, copy) = (ShmPath::new(&format!("loss-{by:?}")), ShmPath::new(&format!("loss-{by:?}-m")));
+        let (source, copy) = (Shm::new(&format!("loss-{by:?}")), Shm::new(&format!("loss-{by:?}-m")));
         let writer = Writer::start(source.path(), CAPACITY, 1, 30_000, 15_000);
         let serving = serve(&hosts[0], &source, "10.7.0.1", by);
         let mirroring = mirror(&hosts[1], "10.7.0.1", &copy, "10.7.0.2", by, "oldest");
@@ -282,8 +282,8 @@ fn ring_loss_is_repaired_from_the_source_ring() {
 #[test]
 fn ring_hub_serves_a_site_with_the_sources_numbers() {
     let Some((hosts, _switch)) = lan(4) else { return };
-    let (source, hub) = (ShmPath::new("hub-source"), ShmPath::new("hub"));
-    let leaves = [ShmPath::new("hub-leaf-0"), ShmPath::new("hub-leaf-1")];
+    let (source, hub) = (Shm::new("hub-source"), Shm::new("hub"));
+    let leaves = [Shm::new("hub-leaf-0"), Shm::new("hub-leaf-1")];
     let writer = Writer::start(source.path(), CAPACITY, 1, 20_000, 10_000);
     let serving =
         Running::start(&hosts[0], &format!("ring serve {} --bind 10.7.0.1:{PORT} --udp 7403 --dup 2", source.text()));
@@ -326,8 +326,7 @@ fn ring_restarts_are_followed_in_every_transport() {
 
 fn restarted(hosts: &[Host], by: By, who: Restarted) {
     let what = format!("{who:?} by {by:?}");
-    let (source, copy) =
-        (ShmPath::new(&format!("restart-{by:?}-{who:?}")), ShmPath::new(&format!("restart-{by:?}-{who:?}-m")));
+    let (source, copy) = (Shm::new(&format!("restart-{by:?}-{who:?}")), Shm::new(&format!("restart-{by:?}-{who:?}-m")));
     let mut writer = Writer::start(source.path(), CAPACITY, 1, u64::MAX / 2_000_000, 2_000);
     let mut serving = serve(&hosts[0], &source, "10.7.0.1", by);
     let mut mirroring = mirror(&hosts[1], "10.7.0.1", &copy, "10.7.0.2", by, "oldest");
@@ -369,7 +368,7 @@ fn restarted(hosts: &[Host], by: By, who: Restarted) {
 fn ring_clock_offset_is_found_within_its_bound() {
     for (by, ahead) in [(By::Multicast, 7_777_777_777_i64), (By::Tcp, -86_400_000_000_123)] {
         let Some((hosts, _switch)) = lan(2) else { return };
-        let (source, copy) = (ShmPath::new(&format!("clock-{by:?}")), ShmPath::new(&format!("clock-{by:?}-m")));
+        let (source, copy) = (Shm::new(&format!("clock-{by:?}")), Shm::new(&format!("clock-{by:?}-m")));
         let start = |host: &Host, words: String| {
             let arguments: Vec<&str> = words.split_whitespace().collect();
             let mut command = sluice(Path::new("/"), &arguments);

@@ -7,7 +7,8 @@ use sluice::ring::consumer::StartAt;
 use super::appliance::{sluice, until};
 use super::ring::{By, PATIENCE, Running, lan, mirror, serve};
 use crate::common::hosts::Host;
-use crate::common::rings::{Reader, ShmPath, Writer};
+use crate::common::mirrors::Shm;
+use crate::common::rings::{Reader, Writer};
 
 /// The permissions under which a process maps a file, with the bytes mapped: `("r--s", 4096)`.
 fn mappings(process: u32, file: &Path) -> Vec<(String, u64)> {
@@ -27,7 +28,7 @@ fn mappings(process: u32, file: &Path) -> Vec<(String, u64)> {
 /// The ring that a serve has open, with a mirror that gets records, mapped as `judge` says.
 fn served(name: &str, flags: &str, judge: impl Fn(&[(String, u64)])) -> Option<()> {
     let host = Host::new("host")?;
-    let (source, copy) = (ShmPath::new(name), ShmPath::new(&format!("{name}-m")));
+    let (source, copy) = (Shm::new(name), Shm::new(&format!("{name}-m")));
     let writer = Writer::start(source.path(), 1 << 12, 1, 2_000, 2_000);
     let serving = Running::start(&host, &format!("ring serve {} --bind 127.0.0.1:7400 {flags}", source.text()));
     let mirroring = mirror(&host, "127.0.0.1", &copy, "", By::Tcp, "oldest");
@@ -62,7 +63,7 @@ fn ring_serve_readonly() {
     });
     // A ring whose file nobody may write can still be served.
     let Some(host) = Host::new("host") else { return };
-    let (source, copy) = (ShmPath::new("readonly-file"), ShmPath::new("readonly-file-m"));
+    let (source, copy) = (Shm::new("readonly-file"), Shm::new("readonly-file-m"));
     let writer = Writer::start(source.path(), 1 << 12, 1, 1_000, 10_000);
     std::fs::set_permissions(source.path(), std::os::unix::fs::PermissionsExt::from_mode(0o444)).expect("its owner");
     let words = format!("ring serve {} --bind 127.0.0.1:7400", source.text());
@@ -87,11 +88,11 @@ fn ring_16_mirrors_by_tcp_are_all_complete() {
     const MIRRORS: usize = 16;
     const RECORDS: u64 = 4_000;
     let Some((hosts, _switch)) = lan(1 + MIRRORS) else { return };
-    let source = ShmPath::new("sixteen-tcp");
-    let copies: Vec<ShmPath> = (0..MIRRORS).map(|index| ShmPath::new(&format!("sixteen-tcp-{index}"))).collect();
+    let source = Shm::new("sixteen-tcp");
+    let copies: Vec<Shm> = (0..MIRRORS).map(|index| Shm::new(&format!("sixteen-tcp-{index}"))).collect();
     let writer = Writer::start(source.path(), 1 << 13, 1, RECORDS, 1_000);
     let serving = serve(&hosts[0], &source, "10.7.0.1", By::Tcp);
-    let start = |(index, copy): (usize, &ShmPath)| mirror(&hosts[index + 1], "10.7.0.1", copy, "", By::Tcp, "oldest");
+    let start = |(index, copy): (usize, &Shm)| mirror(&hosts[index + 1], "10.7.0.1", copy, "", By::Tcp, "oldest");
     let mirroring: Vec<Running> = copies.iter().enumerate().map(start).collect();
     for copy in &copies {
         let mut reader = Reader::open(copy.path(), StartAt::Oldest, PATIENCE);
