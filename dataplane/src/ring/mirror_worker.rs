@@ -502,12 +502,12 @@ impl MirrorWorker {
             return;
         }
         let (Ok(told) | Err(told)) = what;
-        tracing::warn!(
-            mirror = self.parts.name,
-            what = told,
-            next = self.receiver.status(now).next,
-            "connection ended"
-        );
+        let next = self.receiver.status(now).next;
+        // An end that was asked for is no warning.
+        match self.stopping {
+            true => tracing::info!(mirror = self.parts.name, what = told, next, "connection ended"),
+            false => tracing::warn!(mirror = self.parts.name, what = told, next, "connection ended"),
+        }
         self.receiver.disconnected(now);
         self.close_datagrams();
         (self.live_since, self.was_live, self.hurried) = (None, false, false);
@@ -557,7 +557,7 @@ impl MirrorWorker {
                 (self.live_since, self.pause) = (Some(now), self.parts.reconnect);
                 tracing::info!(
                     mirror = self.parts.name,
-                    transport = ?status.transport,
+                    transport = status.transport.map_or_else(String::new, |transport| transport.to_string()),
                     next = status.next,
                     incarnation = format!("{:016x}", status.incarnation),
                     authenticated = status.authenticated,

@@ -158,6 +158,16 @@ pub enum Transport {
     Unicast(SocketAddr),
 }
 
+impl core::fmt::Display for Transport {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Transport::Stream => f.write_str("tcp"),
+            Transport::Multicast(group) => write!(f, "multicast {group}"),
+            Transport::Unicast(source) => write!(f, "udp {source}"),
+        }
+    }
+}
+
 /// What became of a call of [`Receiver::on_bytes`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamStep {
