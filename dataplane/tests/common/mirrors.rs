@@ -291,9 +291,9 @@ impl Way {
     /// What the log of a mirror says of it.
     pub fn told(self) -> &'static str {
         match self {
-            Way::Tcp => "Some(Stream)",
-            Way::Unicast => "Some(Unicast(",
-            Way::Multicast => "Some(Multicast(",
+            Way::Tcp => "\"transport\":\"tcp\"",
+            Way::Unicast => "\"transport\":\"udp ",
+            Way::Multicast => "\"transport\":\"multicast ",
         }
     }
 
