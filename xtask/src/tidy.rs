@@ -182,7 +182,10 @@ fn is_pure(inside: &str) -> bool {
         "ledger/retention",
         "ledger/rpc",
         "ledger/session",
+        "ledger/event",
+        "ledger/pool",
         "ledger/synthetic",
+        "ledger/unpack",
         "ledger/url",
     ];
     inside.starts_with("feed/")

@@ -2,8 +2,8 @@
 
 use xxhash_rust::xxh64::Xxh64;
 
-use super::compress::{UnpackError, Unpacker};
 use super::query::Range;
+use super::unpack::{UnpackError, Unpacker};
 use crate::wire::ledger::{
     Begin, CHUNK_BYTES_MAX, ChunkHeader, Codec, End, LEDGER_BYTES_MAX, Message, MessageError, SEQUENCE_MAX, decode,
 };

@@ -6,9 +6,10 @@
 use xxhash_rust::xxh64::Xxh64;
 
 use super::message::{HEADROOM, RawChunk};
+use super::pool::{Buffer, Pool};
 use crate::wire::ledger::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, End, LEDGER_BYTES_MAX};
 
-/// Buffers that are kept to be used again. An emission of 14.5 MiB makes 58 chunks of the default size; what is under way at
+/// Buffers that a chunker of its own keeps. An emission of 14.5 MiB makes 58 chunks of the default size; what is under way at
 /// once is far less, so this is a bound and not a need.
 const SPARES_MAX: usize = 64;
 
@@ -39,6 +40,11 @@ impl Cut {
     /// Bytes of a full chunk.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
+    }
+
+    /// Bytes of the buffer of a chunk: what a [`Pool`] for it has.
+    pub fn buffer_bytes(&self) -> usize {
+        HEADROOM + self.chunk_bytes
     }
 }
 
@@ -87,14 +93,21 @@ pub struct Chunker {
     bytes: u64,
     chunks: u32,
     hash: Xxh64,
-    buffer: Vec<u8>,
+    /// Empty between two chunks.
+    buffer: Buffer,
     filled: usize,
-    spares: Vec<Vec<u8>>,
+    pool: Pool,
 }
 
 impl Chunker {
-    /// A chunker without a ledger.
+    /// A chunker without a ledger, with buffers of its own.
     pub fn new(cut: Cut) -> Chunker {
+        Chunker::with_pool(cut, Pool::new(cut.buffer_bytes(), SPARES_MAX))
+    }
+
+    /// A chunker without a ledger, which takes its buffers from `pool`. Asserts that they are of [`Cut::buffer_bytes`].
+    pub fn with_pool(cut: Cut, pool: Pool) -> Chunker {
+        assert_eq!(pool.buffer_bytes(), cut.buffer_bytes(), "buffers for chunks of this size");
         Chunker {
             cut,
             sequence: 0,
@@ -102,9 +115,9 @@ impl Chunker {
             bytes: 0,
             chunks: 0,
             hash: Xxh64::new(0),
-            buffer: Vec::new(),
+            buffer: Buffer::default(),
             filled: 0,
-            spares: Vec::new(),
+            pool,
         }
     }
 
@@ -130,9 +143,7 @@ impl Chunker {
     pub fn space(&mut self) -> &mut [u8] {
         let target = self.target();
         if self.buffer.is_empty() {
-            self.buffer = self.spares.pop().unwrap_or_default();
-            // A buffer from elsewhere may be of any size.
-            self.buffer.resize(HEADROOM + self.cut.chunk_bytes, 0);
+            self.buffer = self.pool.take();
         }
         &mut self.buffer[HEADROOM + self.filled..HEADROOM + target]
     }
@@ -190,11 +201,9 @@ impl Chunker {
         Ok((last, End { sequence, chunks: self.chunks, bytes, emit_end_ns, xxh64: self.hash.digest() }))
     }
 
-    /// A chunk's buffer that nobody needs any more.
-    pub fn give_back(&mut self, buffer: Vec<u8>) {
-        if self.spares.len() < SPARES_MAX {
-            self.spares.push(buffer);
-        }
+    /// A buffer as long as a chunk's, to be packed into.
+    pub fn spare(&self) -> Buffer {
+        self.pool.take()
     }
 
     fn take(&mut self) -> RawChunk {
@@ -239,7 +248,6 @@ mod tests {
             joined.extend_from_slice(chunk.payload());
         }
         let lengths = chunks.iter().map(|chunk| chunk.payload().len()).collect();
-        chunks.into_iter().for_each(|chunk| chunker.give_back(chunk.into_buffer()));
         (lengths, joined, end)
     }
 
@@ -307,7 +315,7 @@ mod tests {
         let error = loop {
             let bytes = chunker.space().len();
             match chunker.filled(bytes) {
-                Ok(chunk) => chunker.give_back(chunk.expect("full").into_buffer()),
+                Ok(chunk) => drop(chunk.expect("full")),
                 Err(error) => break error,
             }
             took += bytes as u64;

@@ -1,9 +1,9 @@
-//! Packing a chunk and unpacking it: one independent zstd frame, or the bytes as they are.
+//! Packing a chunk: one independent zstd frame, or the bytes as they are.
 
-use zstd::bulk::{Compressor, Decompressor};
-use zstd::zstd_safe;
+use zstd::bulk::Compressor;
 
 use super::message::{Encoded, HEADROOM, RawChunk};
+use super::pool::Buffer;
 use crate::wire::ledger::{ChunkHeader, Codec};
 
 /// The level unless told otherwise: 3.8 GB/s a core on synthetic ledgers, 2 GB/s on such as are shaped like XDR.
@@ -23,70 +23,29 @@ impl Packer {
         Ok(Packer { compressor: Compressor::new(level)? })
     }
 
-    /// The message of a chunk: packed into `spare` where that makes it smaller, else as it is. The buffer that is not part of
-    /// the message comes back, to be used again.
-    pub fn pack(&mut self, chunk: RawChunk, mut spare: Vec<u8>) -> (Encoded, Vec<u8>) {
+    /// Another level for the chunks to come.
+    ///
+    /// # Errors
+    /// As zstd: a level that it does not have.
+    pub fn set_level(&mut self, level: i32) -> std::io::Result<()> {
+        self.compressor.set_compression_level(level)
+    }
+
+    /// The message of a chunk: packed into `spare` where that makes it smaller, else as it is. Asserts that `spare` is at least as
+    /// long as a message of the chunk as it is.
+    pub fn pack(&mut self, chunk: RawChunk, mut spare: Buffer) -> Encoded {
         let raw_bytes = chunk.payload().len();
-        if spare.len() < HEADROOM + raw_bytes {
-            spare.resize(HEADROOM + raw_bytes, 0);
-        }
+        assert!(spare.len() >= HEADROOM + raw_bytes, "a spare buffer is as long as the chunk's");
         // Room for one byte less than the chunk has: what does not fit is not smaller, and zstd gives up.
         let room = raw_bytes.saturating_sub(1);
         let packed = self.compressor.compress_to_buffer(chunk.payload(), &mut spare[HEADROOM..HEADROOM + room]);
         match packed {
             Ok(bytes) if raw_bytes > 0 => {
                 let header = ChunkHeader { sequence: chunk.sequence, index: chunk.index, codec: Codec::Zstd };
-                (Encoded::in_place(spare, header, bytes, raw_bytes), chunk.into_buffer())
+                Encoded::in_place(spare, header, bytes, raw_bytes)
             }
-            _ => (chunk.into_message(), spare),
+            _ => chunk.into_message(),
         }
-    }
-}
-
-/// Why a packed chunk is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum UnpackError {
-    /// Not exactly one zstd frame.
-    #[error("not exactly one zstd frame")]
-    NotOneFrame,
-    /// A frame that is damaged, or larger than allowed when unpacked.
-    #[error("a zstd frame that is damaged, or of more than {limit} bytes when unpacked")]
-    Frame {
-        /// Most bytes that it may have.
-        limit: usize,
-    },
-}
-
-/// Unpacks chunks.
-pub struct Unpacker {
-    decompressor: Decompressor<'static>,
-}
-
-/// Skippable frames have magic numbers 0x184D2A50 to 0x184D2A5F (RFC 8878, 3.1.2); they hold no data.
-const SKIPPABLE_MAGIC: u32 = 0x184D_2A50;
-
-impl Unpacker {
-    /// An unpacker.
-    ///
-    /// # Errors
-    /// As zstd: no memory.
-    pub fn new() -> std::io::Result<Unpacker> {
-        Ok(Unpacker { decompressor: Decompressor::new()? })
-    }
-
-    /// Unpacks `payload` to the start of `out`, which bounds it; the bytes written.
-    ///
-    /// # Errors
-    /// See [`UnpackError`].
-    pub fn unpack(&mut self, payload: &[u8], out: &mut [u8]) -> Result<usize, UnpackError> {
-        let magic = payload.first_chunk().map(|magic| u32::from_le_bytes(*magic));
-        let one = zstd_safe::find_frame_compressed_size(payload) == Ok(payload.len())
-            && magic.is_some_and(|magic| magic & !0xf != SKIPPABLE_MAGIC);
-        if !one {
-            return Err(UnpackError::NotOneFrame);
-        }
-        let limit = out.len();
-        self.decompressor.decompress_to_buffer(payload, out).map_err(|_| UnpackError::Frame { limit })
     }
 }
 
@@ -94,6 +53,7 @@ impl Unpacker {
 mod tests {
     use super::*;
     use crate::ledger::synthetic::{self, Shape};
+    use crate::ledger::unpack::{UnpackError, Unpacker};
     use crate::wire::ledger::{Message, decode};
 
     fn chunk(payload: &[u8]) -> RawChunk {
@@ -102,7 +62,7 @@ mod tests {
     }
 
     fn packed(packer: &mut Packer, payload: &[u8]) -> (Codec, Vec<u8>) {
-        let (message, _) = packer.pack(chunk(payload), Vec::new());
+        let message = packer.pack(chunk(payload), vec![0; HEADROOM + payload.len()].into());
         assert_eq!(message.raw_bytes(), payload.len());
         let Ok(Message::Chunk(header, packed)) = decode(message.message()) else { panic!("a chunk") };
         assert_eq!((header.sequence, header.index), (3, 1));
@@ -145,7 +105,7 @@ mod tests {
         assert_eq!(unpacker.unpack(&[&frame[..], &frame].concat(), &mut out), Err(UnpackError::NotOneFrame));
         assert_eq!(unpacker.unpack(&[&frame[..], &[0]].concat(), &mut out), Err(UnpackError::NotOneFrame));
         assert_eq!(unpacker.unpack(b"", &mut out), Err(UnpackError::NotOneFrame));
-        let skippable = [&SKIPPABLE_MAGIC.to_le_bytes()[..], &4_u32.to_le_bytes(), b"skip"].concat();
+        let skippable = [&0x184D_2A50_u32.to_le_bytes()[..], &4_u32.to_le_bytes(), b"skip"].concat();
         assert_eq!(unpacker.unpack(&skippable, &mut out), Err(UnpackError::NotOneFrame));
         let mut bad = frame.clone();
         let middle = bad.len() / 2;

@@ -1,5 +1,6 @@
 //! A message as it goes onto every connection: its WebSocket frame header and itself, immutable, shared by all subscribers.
 
+use super::pool::Buffer;
 use crate::wire::ledger::{Begin, CHUNK_HEADER_BYTES, ChunkHeader, Codec, End};
 use crate::wire::websocket;
 
@@ -11,7 +12,7 @@ pub const HEADROOM: usize = FRAME_HEADER_BYTES_MAX + CHUNK_HEADER_BYTES;
 /// A chunk as the source gave it: a buffer whose first [`HEADROOM`] bytes are free.
 #[derive(Debug)]
 pub struct RawChunk {
-    buffer: Vec<u8>,
+    buffer: Buffer,
     bytes: usize,
     /// The ledger.
     pub sequence: u32,
@@ -21,7 +22,8 @@ pub struct RawChunk {
 
 impl RawChunk {
     /// A chunk whose payload is `bytes` long from [`HEADROOM`] on. Asserts that the buffer holds it.
-    pub fn new(buffer: Vec<u8>, bytes: usize, sequence: u32, index: u32) -> RawChunk {
+    pub fn new(buffer: impl Into<Buffer>, bytes: usize, sequence: u32, index: u32) -> RawChunk {
+        let buffer = buffer.into();
         assert!(buffer.len() >= HEADROOM + bytes, "a chunk's buffer holds its payload");
         RawChunk { buffer, bytes, sequence, index }
     }
@@ -36,17 +38,12 @@ impl RawChunk {
         let header = ChunkHeader { sequence: self.sequence, index: self.index, codec: Codec::Raw };
         Encoded::in_place(self.buffer, header, self.bytes, self.bytes)
     }
-
-    /// The buffer, to be used again.
-    pub fn into_buffer(self) -> Vec<u8> {
-        self.buffer
-    }
 }
 
 /// A message with its frame header.
 #[derive(Debug)]
 pub struct Encoded {
-    buffer: Vec<u8>,
+    buffer: Buffer,
     start: usize,
     end: usize,
     raw_bytes: usize,
@@ -67,11 +64,11 @@ impl Encoded {
         let mut buffer = Vec::with_capacity(message.len() + FRAME_HEADER_BYTES_MAX);
         websocket::write_binary(message, None, &mut buffer);
         let end = buffer.len();
-        Encoded { buffer, start: 0, end, raw_bytes: 0 }
+        Encoded { buffer: buffer.into(), start: 0, end, raw_bytes: 0 }
     }
 
     /// A chunk whose payload of `bytes` lies at [`HEADROOM`] already and stands for `raw_bytes`.
-    pub(super) fn in_place(mut buffer: Vec<u8>, header: ChunkHeader, bytes: usize, raw_bytes: usize) -> Encoded {
+    pub(super) fn in_place(mut buffer: Buffer, header: ChunkHeader, bytes: usize, raw_bytes: usize) -> Encoded {
         let message_at = HEADROOM - CHUNK_HEADER_BYTES;
         buffer[message_at..HEADROOM].copy_from_slice(&header.encode());
         let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES_MAX);

@@ -1,25 +1,42 @@
-//! Ledgers, forwarded while they are still being emitted: the stream's messages, its client, and what a server keeps.
+//! Ledgers, forwarded while they are still being emitted: the stream's messages, its client, and its server.
 //!
 //! May use: what lies below the jobs (`wire`, `sys`, …); the protocol's machines are pure. Never does: use another job, or let
 //! a subscriber, a disk or an encoder hold a source back.
 
 pub mod assemble;
+#[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
+#[cfg(feature = "ledger")]
 pub mod compress;
 pub mod dump;
+#[cfg(feature = "ledger")]
+pub mod event;
 pub mod follow;
+#[cfg(feature = "ledger")]
 pub mod hub;
+#[cfg(feature = "ledger")]
 pub mod keeper;
+#[cfg(feature = "ledger")]
 pub mod message;
+#[cfg(feature = "ledger")]
 pub mod order;
+#[cfg(feature = "ledger")]
 pub mod pacing;
+#[cfg(feature = "ledger")]
+pub mod pool;
 pub mod query;
+#[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
+#[cfg(feature = "ledger")]
 pub mod session;
+#[cfg(feature = "ledger")]
+pub mod source;
+#[cfg(feature = "ledger")]
 pub mod synthetic;
+pub mod unpack;
 pub mod url;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "ledger"))]
 mod stream_tests;

@@ -69,9 +69,7 @@ impl World {
 
     fn publish(&mut self, input: &mut &[u8]) {
         if let Some(chunk) = self.chunker.push(input).expect("fits") {
-            let (message, spare) = self.packer.pack(chunk, Vec::new());
-            self.chunker.give_back(spare);
-            self.hub.chunk(message);
+            self.hub.chunk(self.packer.pack(chunk, self.chunker.spare()));
         }
     }
 

@@ -350,7 +350,7 @@ impl Core {
                 Idle::Spin => std::hint::spin_loop(),
                 Idle::Backoff if idle_rounds > IDLE_ROUNDS_BEFORE_YIELD => std::thread::yield_now(),
                 Idle::Backoff => std::hint::spin_loop(),
-                Idle::Park if idle_rounds > IDLE_ROUNDS_BEFORE_PARK => {
+                Idle::Park if idle_rounds > IDLE_ROUNDS_BEFORE_PARK && !self.stays_awake() => {
                     if self.park() {
                         idle_rounds = 0;
                     }
@@ -358,6 +358,10 @@ impl Core {
                 Idle::Park => std::hint::spin_loop(),
             }
         }
+    }
+
+    fn stays_awake(&self) -> bool {
+        self.seats.iter().any(|seat| seat.worker.stays_awake())
     }
 
     /// One turn of every worker, then the core's submissions and completions.

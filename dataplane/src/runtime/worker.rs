@@ -65,6 +65,12 @@ pub trait Worker: Send {
     /// The core is awake, or did not sleep after all; follows every [`Worker::before_sleep`].
     fn after_sleep(&mut self) {}
 
+    /// Whether its core should go on looking in place of sleeping, although it has no work: work is about to come, and waking up
+    /// would cost more than looking does.
+    fn stays_awake(&self) -> bool {
+        false
+    }
+
     /// When it wants its next turn even if nothing arrives (monotonic ns).
     fn deadline(&self) -> Option<i64> {
         None

@@ -32,12 +32,12 @@ impl Publisher {
         let mut input = ledger;
         while !input.is_empty() {
             if let Some(chunk) = self.chunker.push(&mut input).expect("fits") {
-                self.hub.chunk(self.packer.pack(chunk, Vec::new()).0);
+                self.hub.chunk(self.packer.pack(chunk, self.chunker.spare()));
             }
         }
         let (last, end) = self.chunker.finish(clock::utc_ns()).expect("whole");
         if let Some(chunk) = last {
-            self.hub.chunk(self.packer.pack(chunk, Vec::new()).0);
+            self.hub.chunk(self.packer.pack(chunk, self.chunker.spare()));
         }
         self.hub.end(&end);
     }

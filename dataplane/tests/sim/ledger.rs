@@ -360,7 +360,7 @@ impl Sim {
                 let message = if self.random.random::<bool>() {
                     chunk.into_message()
                 } else {
-                    self.packer.pack(chunk, Vec::new()).0
+                    self.packer.pack(chunk, self.chunker.spare())
                 };
                 self.hub.chunk(message);
             }
