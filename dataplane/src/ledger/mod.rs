@@ -13,12 +13,16 @@ pub mod dump;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
-pub mod flows;
+mod fanout;
+#[cfg(feature = "ledger")]
+pub mod fanout_worker;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
+#[cfg(feature = "ledger")]
+pub mod load;
 #[cfg(feature = "ledger")]
 pub mod message;
 #[cfg(feature = "ledger")]
@@ -34,7 +38,11 @@ pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
 #[cfg(feature = "ledger")]
+pub mod share;
+#[cfg(feature = "ledger")]
 pub mod source;
+#[cfg(feature = "ledger")]
+pub mod stats;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 pub mod unpack;
