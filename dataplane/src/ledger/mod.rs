@@ -3,6 +3,8 @@
 //! May use: what lies below the jobs (`wire`, `sys`, …); the protocol's machines are pure. Never does: use another job, or let
 //! a subscriber, a disk or an encoder hold a source back.
 
+#[cfg(feature = "ledger")]
+pub mod archive;
 pub mod assemble;
 #[cfg(feature = "ledger")]
 pub mod chunker;
