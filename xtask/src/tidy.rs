@@ -172,6 +172,7 @@ fn is_pure(inside: &str) -> bool {
         "ledger/assemble",
         "ledger/chunker",
         "ledger/client",
+        "ledger/codec",
         "ledger/compress",
         "ledger/flows",
         "ledger/hub",
