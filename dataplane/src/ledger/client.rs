@@ -221,11 +221,6 @@ impl Client {
         })
     }
 
-    /// States the run that ledgers before this range are of, so that another one is not joined with them.
-    pub fn expect_run(&mut self, run: Option<String>) {
-        self.run = Some(run);
-    }
-
     /// A connection is there: the request that asks for the rest of the range becomes its first output. `authorization` is the
     /// value of that field. Asserts that something is still wanted. Connections of before are over with it.
     pub fn connect(&mut self, url: &Url, authorization: Option<&str>, nonce: Nonce) {
@@ -302,6 +297,11 @@ impl Client {
     /// Takes bytes that were read elsewhere.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.lines[0].feed(bytes);
+    }
+
+    /// The range that was asked for at first.
+    pub fn range(&self) -> Range {
+        self.assembler.range()
     }
 
     /// The last ledger that was verified.

@@ -7,6 +7,7 @@ pub mod assemble;
 #[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
+pub mod client_tls;
 #[cfg(feature = "ledger")]
 pub mod compress;
 pub mod dump;
@@ -28,6 +29,8 @@ pub mod pacing;
 #[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
+#[cfg(feature = "ledger")]
+pub mod relay_worker;
 #[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
