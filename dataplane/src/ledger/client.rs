@@ -5,8 +5,8 @@
 //! `ledger::follow` is a front that does.
 
 use super::assemble::{Assembler, AssemblyError, Ledger, Limits, StreamError};
-use super::flows::{FLOWS_MAX, Merge, Verdict};
 use super::line::{Came, Line, State};
+use super::merge::{FLOWS_MAX, Merge, Verdict};
 use super::query::Range;
 use super::url::Url;
 use crate::wire::http::{HeadError, UpgradeError};

@@ -4,7 +4,7 @@
 //! as many lines as there are flows.
 
 use super::client::{ClientError, Nonce, RUN_FIELD};
-use super::flows::{FLOWS_FIELD, Offer};
+use super::merge::{FLOWS_FIELD, Offer};
 use super::url::Url;
 use crate::wire::http;
 use crate::wire::ledger::{close, message_bytes_max};

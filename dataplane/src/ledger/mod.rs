@@ -13,13 +13,14 @@ pub mod compress;
 pub mod dump;
 #[cfg(feature = "ledger")]
 pub mod event;
-pub mod flows;
+
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
+pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
 #[cfg(feature = "ledger")]
