@@ -9,6 +9,7 @@ pub mod assemble;
 #[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
+pub mod client_tls;
 #[cfg(feature = "ledger")]
 pub mod codec;
 #[cfg(feature = "ledger")]
@@ -25,6 +26,8 @@ pub mod follow;
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
+pub mod line;
+pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
 #[cfg(feature = "ledger")]
@@ -34,6 +37,8 @@ pub mod pacing;
 #[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
+#[cfg(feature = "ledger")]
+pub mod relay_worker;
 #[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
