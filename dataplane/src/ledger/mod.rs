@@ -27,6 +27,8 @@ pub mod pacing;
 pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
+pub mod reload;
+#[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
@@ -35,6 +37,10 @@ pub mod session;
 pub mod source;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod tls;
+#[cfg(feature = "ledger")]
+pub mod tokens;
 pub mod unpack;
 pub mod url;
 
