@@ -39,6 +39,7 @@ pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
 pub mod relay_worker;
+pub mod reload;
 #[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
@@ -52,6 +53,10 @@ pub mod source_counters;
 pub mod source_worker;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod tls;
+#[cfg(feature = "ledger")]
+pub mod tokens;
 pub mod unpack;
 pub mod url;
 
