@@ -5,6 +5,8 @@
 
 pub mod assemble;
 #[cfg(feature = "ledger")]
+pub mod bench;
+#[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
 #[cfg(feature = "ledger")]
