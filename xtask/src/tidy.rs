@@ -174,6 +174,7 @@ fn is_pure(inside: &str) -> bool {
         "ledger/chunker",
         "ledger/client",
         "ledger/compress",
+        "ledger/flows",
         "ledger/hub",
         "ledger/keeper",
         "ledger/message",

@@ -14,6 +14,8 @@ pub mod compress;
 pub mod dump;
 #[cfg(feature = "ledger")]
 pub mod event;
+#[cfg(feature = "ledger")]
+pub mod flows;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;

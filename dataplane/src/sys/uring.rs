@@ -14,6 +14,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use super::file::{AlignedBuffer, Arena};
 
 mod held;
+pub mod shared;
 #[cfg(test)]
 mod socket_tests;
 mod sockets;

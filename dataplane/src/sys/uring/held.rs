@@ -7,6 +7,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
 
+use super::shared::Batch;
+
 /// The upper 16 bits of `user_data` that mark a number of this table. The runtime gives workers their place on the core
 /// there, and 65,535 to itself: 65,534 is the last place, which no core reaches.
 const MARK: u64 = 0xFFFE << 48;
@@ -21,6 +23,8 @@ pub(super) enum Kept {
     Receive(Vec<u8>),
     /// Bytes to be sent.
     Send(Vec<u8>),
+    /// Shared parts to be sent.
+    Batch(Box<Batch>),
 }
 
 struct Request {
@@ -35,6 +39,7 @@ pub(super) struct Held {
     free: Vec<u32>,
     in_flight: usize,
     bytes: Option<Vec<u8>>,
+    batch: Option<Box<Batch>>,
     descriptor: Option<OwnedFd>,
     more: bool,
 }
@@ -77,6 +82,7 @@ impl Held {
     /// [`Held::take_descriptor`] until the next completion is taken.
     pub(super) fn settle(&mut self, key: u64, result: i32, flags: u32) -> u64 {
         self.bytes = None;
+        self.batch = None;
         self.descriptor = None;
         self.more = cqueue::more(flags);
         if key & MARK != MARK || key >> 48 == 0xFFFF {
@@ -101,6 +107,10 @@ impl Held {
                 Some(bytes)
             }
             Some(Kept::Send(bytes)) => Some(bytes),
+            Some(Kept::Batch(batch)) => {
+                self.batch = Some(batch);
+                None
+            }
             Some(Kept::Accept | Kept::Address(_)) | None => None,
         };
         user_data
@@ -115,6 +125,10 @@ impl Held {
 
     pub(super) fn take_bytes(&mut self) -> Option<Vec<u8>> {
         self.bytes.take()
+    }
+
+    pub(super) fn take_batch(&mut self) -> Option<Box<Batch>> {
+        self.batch.take()
     }
 
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
