@@ -173,6 +173,7 @@ fn is_pure(inside: &str) -> bool {
         "ledger/bench",
         "ledger/chunker",
         "ledger/client",
+        "ledger/codec",
         "ledger/compress",
         "ledger/flows",
         "ledger/hub",

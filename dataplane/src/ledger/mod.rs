@@ -10,8 +10,12 @@ pub mod bench;
 pub mod chunker;
 pub mod client;
 #[cfg(feature = "ledger")]
+pub mod codec;
+#[cfg(feature = "ledger")]
 pub mod compress;
 pub mod dump;
+#[cfg(feature = "ledger")]
+pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
@@ -37,6 +41,10 @@ pub mod rpc;
 pub mod session;
 #[cfg(feature = "ledger")]
 pub mod source;
+#[cfg(feature = "ledger")]
+pub mod source_counters;
+#[cfg(feature = "ledger")]
+pub mod source_worker;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 pub mod unpack;
