@@ -170,6 +170,7 @@ fn is_pure(inside: &str) -> bool {
     let worker = inside.ends_with("_worker.rs");
     let pure_ledger = [
         "ledger/assemble",
+        "ledger/bench",
         "ledger/chunker",
         "ledger/client",
         "ledger/codec",

@@ -7,6 +7,8 @@
 pub mod archive;
 pub mod assemble;
 #[cfg(feature = "ledger")]
+pub mod bench;
+#[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
 pub mod client_tls;

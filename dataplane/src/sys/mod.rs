@@ -17,6 +17,8 @@ pub mod frames;
 pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
+#[cfg(feature = "ledger")]
+pub mod netns;
 #[cfg(feature = "capture")]
 pub mod nic;
 #[cfg(feature = "capture")]
@@ -37,5 +39,7 @@ pub mod tcp;
 pub mod udp;
 #[cfg(feature = "runtime")]
 pub mod uring;
+#[cfg(feature = "ledger")]
+pub mod wait;
 #[cfg(feature = "capture")]
 pub mod xsk;
