@@ -8,8 +8,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
 
-use super::shared::Batch;
 use super::files::Gather;
+use super::shared::Batch;
 
 /// The upper 16 bits of `user_data` that mark a number of this table. The runtime gives workers their place on the core
 /// there, and 65,535 to itself: 65,534 is the last place, which no core reaches.
