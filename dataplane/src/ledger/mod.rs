@@ -7,18 +7,29 @@
 pub mod archive;
 pub mod assemble;
 #[cfg(feature = "ledger")]
+pub mod bench;
+#[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
+pub mod client_tls;
+#[cfg(feature = "ledger")]
+pub mod codec;
 #[cfg(feature = "ledger")]
 pub mod compress;
 pub mod dump;
 #[cfg(feature = "ledger")]
+pub mod encode_worker;
+#[cfg(feature = "ledger")]
 pub mod event;
+#[cfg(feature = "ledger")]
+pub mod flows;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
+pub mod line;
+pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
 #[cfg(feature = "ledger")]
@@ -29,6 +40,9 @@ pub mod pacing;
 pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
+pub mod relay_worker;
+pub mod reload;
+#[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
@@ -36,7 +50,15 @@ pub mod session;
 #[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
+pub mod source_counters;
+#[cfg(feature = "ledger")]
+pub mod source_worker;
+#[cfg(feature = "ledger")]
 pub mod synthetic;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod tls;
+#[cfg(feature = "ledger")]
+pub mod tokens;
 pub mod unpack;
 pub mod url;
 

@@ -15,6 +15,7 @@ use super::file::{AlignedBuffer, Arena};
 
 mod files;
 mod held;
+pub mod shared;
 #[cfg(test)]
 mod socket_tests;
 mod sockets;

@@ -9,6 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use io_uring::cqueue;
 
 use super::files::Gather;
+use super::shared::Batch;
 
 /// The upper 16 bits of `user_data` that mark a number of this table. The runtime gives workers their place on the core
 /// there, and 65,535 to itself: 65,534 is the last place, which no core reaches.
@@ -24,6 +25,8 @@ pub(super) enum Kept {
     Receive(Vec<u8>),
     /// Bytes to be sent.
     Send(Vec<u8>),
+    /// Shared parts to be sent.
+    Batch(Box<Batch>),
     /// The name of a file to be opened: a descriptor comes back.
     Open(CString),
     /// The name of a file to be removed.
@@ -46,6 +49,7 @@ pub(super) struct Held {
     free: Vec<u32>,
     in_flight: usize,
     bytes: Option<Vec<u8>>,
+    batch: Option<Box<Batch>>,
     descriptor: Option<OwnedFd>,
     more: bool,
 }
@@ -88,6 +92,7 @@ impl Held {
     /// [`Held::take_descriptor`] until the next completion is taken.
     pub(super) fn settle(&mut self, key: u64, result: i32, flags: u32) -> u64 {
         self.bytes = None;
+        self.batch = None;
         self.descriptor = None;
         self.more = cqueue::more(flags);
         if key & MARK != MARK || key >> 48 == 0xFFFF {
@@ -112,6 +117,10 @@ impl Held {
                 Some(bytes)
             }
             Some(Kept::Send(bytes)) => Some(bytes),
+            Some(Kept::Batch(batch)) => {
+                self.batch = Some(batch);
+                None
+            }
             Some(
                 Kept::Accept | Kept::Address(_) | Kept::Open(_) | Kept::Name(_) | Kept::Names(..) | Kept::Gather(_),
             )
@@ -129,6 +138,10 @@ impl Held {
 
     pub(super) fn take_bytes(&mut self) -> Option<Vec<u8>> {
         self.bytes.take()
+    }
+
+    pub(super) fn take_batch(&mut self) -> Option<Box<Batch>> {
+        self.batch.take()
     }
 
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
