@@ -178,6 +178,8 @@ fn is_pure(inside: &str) -> bool {
         "ledger/flows",
         "ledger/hub",
         "ledger/keeper",
+        "ledger/line",
+        "ledger/merge",
         "ledger/message",
         "ledger/order",
         "ledger/pacing",

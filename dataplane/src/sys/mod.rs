@@ -25,6 +25,8 @@ pub mod nic;
 pub mod packet_tx;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
+#[cfg(any(feature = "mirror", feature = "ledger"))]
+pub mod resolve;
 #[cfg(feature = "ring")]
 pub mod shm;
 #[cfg(feature = "runtime")]

@@ -17,6 +17,7 @@ mod golden;
 mod ledger;
 mod ledger_bench;
 mod ledger_outside;
+mod ledger_source;
 mod no_alloc;
 mod packets;
 mod pipeline;
