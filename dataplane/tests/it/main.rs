@@ -16,6 +16,7 @@ mod generate;
 mod golden;
 mod ledger;
 mod ledger_archive;
+mod ledger_bench;
 mod ledger_outside;
 mod ledger_source;
 mod no_alloc;
