@@ -394,7 +394,7 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Mirror, Ring, Serve, parse};
+    use crate::config::{Ledger, LedgerServe, Mirror, Ring, Serve, parse};
 
     const GOOD: &str = r#"
         [[core]]
@@ -438,6 +438,7 @@ mod tests {
         bare.feeds[0].hold = Some(Feed::HOLD_LIVE);
         bare.feeds[0].side_timeout = Some(Feed::SIDE_TIMEOUT_LIVE);
         bare.ring = ring_with_every_default();
+        bare.ledger = Ledger { serve: Some(LedgerServe::new("rx")) };
         assert_eq!(annotated, bare);
         let text = toml::to_string(&bare).expect("prints");
         for line in text.lines().filter(|line| line.contains('=')) {

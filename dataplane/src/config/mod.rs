@@ -5,6 +5,7 @@
 mod capture;
 mod check;
 mod check_ring;
+mod ledger;
 mod load;
 mod quantity;
 mod ring;
@@ -15,6 +16,7 @@ pub use capture::{
 };
 pub use check::{Finding, check, frames_needed, queue_frames_min};
 pub use check_ring::warn;
+pub use ledger::{Compress, Ledger, LedgerServe, LedgerSource, LedgerSpin, LedgerSync, LedgerTrial, Listen};
 pub use load::{Config, ConfigError, load, parse};
 pub use quantity::{Bytes, Span, parse_bytes, parse_rate};
 pub use ring::{Linger, Mirror, MirrorStart, Ring, Serve};

@@ -9,6 +9,9 @@ use std::sync::Arc;
 use super::message::Encoded;
 use crate::wire::ledger::{Begin, End, SEQUENCE_MAX};
 
+/// Most messages that room is made for when a ledger begins: four times what a ledger of 14.5 MiB has.
+const MESSAGES_AHEAD_MAX: usize = 256;
+
 /// Where a ledger's frames lie in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stored {
@@ -49,6 +52,8 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Flow {
     sequence: u32,
+    /// Rises with each time that a ledger begins, or begins again: places among the messages are of one round.
+    round: u64,
     messages: Vec<Arc<Encoded>>,
     ended: bool,
 }
@@ -57,6 +62,11 @@ impl Flow {
     /// The ledger.
     pub fn sequence(&self) -> u32 {
         self.sequence
+    }
+
+    /// Tells this flow from one before, also where a ledger began again.
+    pub fn round(&self) -> u64 {
+        self.round
     }
 
     /// Its messages so far.
@@ -74,8 +84,9 @@ impl Flow {
 #[derive(Default)]
 pub struct Hub {
     flow: Option<Flow>,
-    /// END of the flow before, and its place among the messages: who misses nothing else gets it with its stamps.
-    last_end: Option<(u32, usize, Arc<Encoded>)>,
+    rounds: u64,
+    /// The round of the flow before, END of it, and END's place among the messages: who misses nothing else gets it with its stamps.
+    last_end: Option<(u64, usize, Arc<Encoded>)>,
     /// Completed ledgers, dense and ascending from `oldest`.
     kept: VecDeque<Kept>,
     oldest: u32,
@@ -97,6 +108,8 @@ pub struct HubCounters {
     pub unwritten_dropped: u64,
     /// Times that retention began anew because the source did not go on where it ended.
     pub resets: u64,
+    /// Times that an open ledger began again.
+    pub restarts: u64,
 }
 
 impl Hub {
@@ -133,14 +146,41 @@ impl Hub {
         assert!((1..=SEQUENCE_MAX).contains(&begin.sequence), "a sequence that can be streamed");
         let reset = self.would_reset(begin.sequence);
         if reset {
-            self.kept.clear();
-            self.memory_bytes = 0;
-            self.last_end = None;
-            self.counters.resets += 1;
+            self.reset();
         }
-        self.flow =
-            Some(Flow { sequence: begin.sequence, messages: vec![Arc::new(Encoded::begin(begin))], ended: false });
+        self.open(begin);
         reset
+    }
+
+    /// The open ledger begins again: what came of it is dropped, and whoever was inside gets it from its new BEGIN on. Asserts that
+    /// it is open.
+    pub fn begin_again(&mut self, begin: &Begin) {
+        assert!(self.open_sequence() == Some(begin.sequence), "only the open ledger begins again");
+        self.counters.restarts += 1;
+        self.open(begin);
+    }
+
+    fn open(&mut self, begin: &Begin) {
+        self.rounds += 1;
+        // A ledger has about as many messages as the one before.
+        let mut messages =
+            Vec::with_capacity(self.flow.as_ref().map_or(0, |flow| flow.messages.len()).min(MESSAGES_AHEAD_MAX));
+        messages.push(Arc::new(Encoded::begin(begin)));
+        self.flow = Some(Flow { sequence: begin.sequence, round: self.rounds, messages, ended: false });
+    }
+
+    /// What was kept and what is open cannot be joined with what follows: both are dropped, and no subscriber goes on.
+    pub fn reset(&mut self) {
+        self.kept.clear();
+        self.memory_bytes = 0;
+        self.last_end = None;
+        self.flow = None;
+        self.counters.resets += 1;
+    }
+
+    /// The ledger that is open.
+    pub fn open_sequence(&self) -> Option<u32> {
+        self.flow.as_ref().filter(|flow| !flow.ended).map(|flow| flow.sequence)
     }
 
     /// A chunk of the open ledger. Asserts that there is one.
@@ -160,7 +200,7 @@ impl Hub {
         replay.extend_from_slice(&flow.messages[1..]);
         replay.push(Arc::new(Encoded::end(&End { emit_end_ns: 0, ..*end })));
         let message = Arc::new(Encoded::end(end));
-        self.last_end = Some((flow.sequence, flow.messages.len(), message.clone()));
+        self.last_end = Some((flow.round, flow.messages.len(), message.clone()));
         flow.messages.push(message);
         flow.ended = true;
         let replay: Replay = replay.into();
@@ -242,10 +282,10 @@ impl Hub {
         self.flow.as_ref()
     }
 
-    /// END of ledger `sequence` where that was the flow before this one and `next` is END's place among its messages.
-    pub fn missed_end(&self, sequence: u32, next: usize) -> Option<Arc<Encoded>> {
+    /// END of the flow before this one, and its place among the messages, where that flow was of this round.
+    pub fn missed_end(&self, round: u64) -> Option<(usize, &Arc<Encoded>)> {
         let (of, place, end) = self.last_end.as_ref()?;
-        (*of == sequence && *place == next).then(|| end.clone())
+        (*of == round).then_some((*place, end))
     }
 
     /// How the source ended, once it has.

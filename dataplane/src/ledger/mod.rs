@@ -3,10 +3,15 @@
 //! May use: what lies below the jobs (`wire`, `sys`, …); the protocol's machines are pure. Never does: use another job, or let
 //! a subscriber, a disk or an encoder hold a source back.
 
+#[cfg(feature = "ledger")]
+pub mod archive;
 pub mod assemble;
+#[cfg(feature = "ledger")]
+pub mod bench;
 #[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
+pub mod client_tls;
 #[cfg(feature = "ledger")]
 pub mod codec;
 #[cfg(feature = "ledger")]
@@ -16,11 +21,15 @@ pub mod dump;
 pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
+#[cfg(feature = "ledger")]
+pub mod flows;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
+pub mod line;
+pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
 #[cfg(feature = "ledger")]
@@ -30,6 +39,9 @@ pub mod pacing;
 #[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
+#[cfg(feature = "ledger")]
+pub mod relay_worker;
+pub mod reload;
 #[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
@@ -43,6 +55,10 @@ pub mod source_counters;
 pub mod source_worker;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod tls;
+#[cfg(feature = "ledger")]
+pub mod tokens;
 pub mod unpack;
 pub mod url;
 

@@ -100,7 +100,7 @@ fn number(query: &str, parameter: &'static str) -> Result<Option<u32>, QueryErro
 }
 
 /// The first value of a parameter, decoded; pairs whose escapes are broken are passed over.
-fn first_value(query: &str, parameter: &str) -> Option<String> {
+pub(super) fn first_value(query: &str, parameter: &str) -> Option<String> {
     query
         .split('&')
         .filter(|pair| !pair.contains(';'))

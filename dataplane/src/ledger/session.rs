@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::client::RUN_FIELD;
+use super::flows::{self, Asked, FLOWS_FIELD, Offer, Share};
 use super::hub::{Hub, Kept, Outcome, Replay, Stored};
 use super::message::Encoded;
 use super::query::{self, Range};
@@ -29,6 +30,7 @@ const MESSAGE_BYTES_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Cursor {
     range: Range,
+    share: Share,
     /// The ledger at hand or next; 0 while a subscriber of the tip waits for the first emission.
     next: u32,
     at: At,
@@ -41,8 +43,8 @@ pub struct Cursor {
 enum At {
     /// Between two ledgers.
     Between,
-    /// In the flow: the message that comes next.
-    Live(usize),
+    /// In the flow of this round: the message that comes next.
+    Live { next: usize, round: u64 },
     /// In a kept ledger's messages.
     Memory(Replay, usize),
     /// In a stored ledger's frames.
@@ -63,9 +65,18 @@ pub enum Next {
 }
 
 impl Cursor {
-    /// A cursor at the start of a range.
-    pub fn new(range: Range, hub: &Hub) -> Cursor {
-        Cursor { range, next: range.start(), at: At::Between, epoch: hub.epoch(), abandons: 0 }
+    /// A cursor at the start of a range, for a share of each ledger.
+    pub fn new(range: Range, share: Share, hub: &Hub) -> Cursor {
+        Cursor { range, share, next: range.start(), at: At::Between, epoch: hub.epoch(), abandons: 0 }
+    }
+
+    /// Whether what it gives next is of the flow, or will be: it is not behind.
+    pub fn is_live(&self, hub: &Hub) -> bool {
+        match &self.at {
+            At::Live { .. } => true,
+            At::Between => self.next == 0 || hub.kept(self.next).is_none(),
+            At::Memory(..) | At::Stored(..) => false,
+        }
     }
 
     /// Live deliveries given up since the last call.
@@ -85,13 +96,13 @@ impl Cursor {
         }
         match &mut self.at {
             At::Between => self.between(hub),
-            At::Live(next) => {
-                let next = *next;
-                self.live(hub, next)
+            At::Live { next, round } => {
+                let (next, round) = (*next, *round);
+                self.live(hub, next, round)
             }
             At::Memory(replay, next) => {
                 let message = replay[*next].clone();
-                *next += 1;
+                *next = self.share.next(*next + 1, Some(replay.len() - 1));
                 if *next == replay.len() {
                     self.done();
                 }
@@ -118,17 +129,22 @@ impl Cursor {
     }
 
     /// Inside the flow's ledger, unless the flow has moved on.
-    fn live(&mut self, hub: &Hub, next: usize) -> Next {
+    fn live(&mut self, hub: &Hub, next: usize, round: u64) -> Next {
         let flow = hub.flow().filter(|flow| flow.sequence() == self.next);
         let Some(flow) = flow else {
-            if let Some(end) = hub.missed_end(self.next, next) {
+            let missed = hub.missed_end(round).filter(|(place, _)| self.share.next(next, Some(*place)) == *place);
+            if let Some((_, end)) = missed {
                 self.done();
-                return Next::Message(end);
+                return Next::Message(end.clone());
             }
             self.abandons += 1;
             self.at = At::Between;
             return self.between(hub);
         };
+        // A ledger that began again is given from its new BEGIN on.
+        let next = if flow.round() == round { next } else { 0 };
+        let end = flow.is_ended().then(|| flow.messages().len() - 1);
+        let next = self.share.next(next, end);
         let Some(message) = flow.messages().get(next) else {
             return match hub.outcome() {
                 // An open ledger of a source that has ended will not be completed.
@@ -136,8 +152,8 @@ impl Cursor {
                 None => Next::Wait,
             };
         };
-        self.at = At::Live(next + 1);
-        if flow.is_ended() && next + 1 == flow.messages().len() {
+        self.at = At::Live { next: next + 1, round: flow.round() };
+        if Some(next) == end {
             self.done();
         }
         Next::Message(message.clone())
@@ -158,8 +174,8 @@ impl Cursor {
         if hub.is_draining() && !in_flight {
             return Next::Close(close::RESTART, close::DRAINING.into());
         }
-        if in_flight {
-            return self.live(hub, 0);
+        if in_flight && let Some(flow) = hub.flow() {
+            return self.live(hub, 0, flow.round());
         }
         match hub.kept(self.next) {
             Some(Kept::Memory(replay)) => {
@@ -216,6 +232,39 @@ pub struct Server<'a> {
     pub subscribers: usize,
 }
 
+/// What a server decides of a request beside its range. As it stands it is open to everybody, without flows and limits.
+pub trait Door {
+    /// Whether who asks may have the stream: the value of `Authorization`, and of the parameter `token`.
+    fn admits(&self, _authorization: Option<&str>, _token: Option<&str>) -> bool {
+        true
+    }
+
+    /// Most flows of a subscription; 0: flows are not spoken of.
+    fn flows_max(&self) -> u32 {
+        0
+    }
+
+    /// Of how many flows this subscription is; `None`: it is not known.
+    fn flows_of(&self, _id: u64) -> Option<u32> {
+        None
+    }
+
+    /// One more connection that is sent a stream: `share` of the subscription `id`, which begins with its first. `None`: no flows were
+    /// asked for. The subscription's id, where the field is to be answered.
+    ///
+    /// # Errors
+    /// A limit is reached.
+    fn enter(&mut self, _share: Share, _id: Option<u64>, _flows: bool) -> Result<Option<u64>, Refusal> {
+        Ok(None)
+    }
+}
+
+/// A door that is open.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct OpenDoor;
+
+impl Door for OpenDoor {}
+
 enum State {
     /// Waiting for a whole request.
     Request,
@@ -237,11 +286,35 @@ pub struct Connection {
     since_ns: i64,
     /// When the other side last took something of what is being sent; `None` while nothing is.
     sending_ns: Option<i64>,
+    limits: TimeLimits,
+    cut_off: bool,
+}
+
+/// How long a connection waits for the other side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TimeLimits {
+    /// For its whole request.
+    pub request_ns: i64,
+    /// For it to take something of what is being sent.
+    pub write_ns: i64,
+    /// For its half of a close.
+    pub close_ns: i64,
+}
+
+impl Default for TimeLimits {
+    fn default() -> TimeLimits {
+        TimeLimits { request_ns: REQUEST_NS_MAX, write_ns: WRITE_NS_MAX, close_ns: CLOSE_NS_MAX }
+    }
 }
 
 impl Connection {
     /// A connection that was accepted at `now` (monotonic ns).
     pub fn new(now: i64) -> Connection {
+        Connection::with_limits(now, TimeLimits::default())
+    }
+
+    /// As [`Connection::new`], with other limits.
+    pub fn with_limits(now: i64, limits: TimeLimits) -> Connection {
         Connection {
             state: State::Request,
             // A request's head is read through the same buffer; frames are bounded from their first header on.
@@ -249,6 +322,8 @@ impl Connection {
             out: Vec::new(),
             since_ns: now,
             sending_ns: None,
+            limits,
+            cut_off: false,
         }
     }
 
@@ -262,14 +337,42 @@ impl Connection {
         size_of::<Connection>() + self.reader.memory_bytes() + self.out.capacity()
     }
 
-    /// Bytes came. Reading may go on while something is being sent.
+    /// Whether what it is sent next is of the flow, or will be.
+    pub fn is_live(&self, hub: &Hub) -> bool {
+        matches!(&self.state, State::Streaming(cursor) if cursor.is_live(hub))
+    }
+
+    /// Which chunks it carries.
+    pub fn share(&self) -> Share {
+        match &self.state {
+            State::Streaming(cursor) => cursor.share,
+            _ => Share::WHOLE,
+        }
+    }
+
+    /// Whether it waits for a request.
+    pub fn is_waiting_for_request(&self) -> bool {
+        matches!(self.state, State::Request)
+    }
+
+    /// Whether it was cut off: the other side broke a rule or a time-out, or is gone. What ends otherwise is ended in order.
+    pub fn is_cut_off(&self) -> bool {
+        self.cut_off
+    }
+
+    /// Bytes came, and the server's door is open. Reading may go on while something is being sent.
     pub fn on_bytes(&mut self, bytes: &[u8], hub: &Hub, server: Server<'_>, now: i64) {
+        self.on_bytes_at(bytes, hub, server, &mut OpenDoor, now);
+    }
+
+    /// As [`Connection::on_bytes`], at a door that decides.
+    pub fn on_bytes_at(&mut self, bytes: &[u8], hub: &Hub, server: Server<'_>, door: &mut dyn Door, now: i64) {
         if matches!(self.state, State::Reply | State::Gone) {
             return;
         }
         self.reader.feed(bytes);
         if matches!(self.state, State::Request) {
-            self.request(hub, server);
+            self.request(hub, server, door);
         }
         if matches!(self.state, State::Streaming(_) | State::Closing) {
             self.frames(now);
@@ -278,7 +381,12 @@ impl Connection {
 
     /// The other side ended the connection, or it broke.
     pub fn on_closed(&mut self) {
-        self.state = State::Gone;
+        self.cut();
+    }
+
+    fn cut(&mut self) {
+        self.out.clear();
+        (self.state, self.cut_off) = (State::Gone, true);
     }
 
     /// What to do next. What is given is taken to be sent, whole and in order; ask again as long as something may be added to
@@ -330,7 +438,7 @@ impl Connection {
     /// messages, so that the subscriber sees a broken connection and no wrong byte. Where another read fails too, the owner takes the
     /// ledger out of retention ([`Hub::prune`]): whoever asks for it again is told, and does not come back for ever.
     pub fn lost(&mut self) {
-        self.state = State::Gone;
+        self.cut();
     }
 
     /// The other side took some of what is being sent; `drained`: all of it.
@@ -341,27 +449,26 @@ impl Connection {
     /// When [`Connection::on_time`] is to be called.
     pub fn deadline(&self) -> Option<i64> {
         let waiting = match self.state {
-            State::Request => Some(self.since_ns + REQUEST_NS_MAX),
-            State::Closing => Some(self.since_ns + CLOSE_NS_MAX),
+            State::Request => Some(self.since_ns + self.limits.request_ns),
+            State::Closing => Some(self.since_ns + self.limits.close_ns),
             _ => None,
         };
-        let sending = self.sending_ns.map(|since| since + WRITE_NS_MAX);
+        let sending = self.sending_ns.map(|since| since + self.limits.write_ns);
         [waiting, sending].into_iter().flatten().min()
     }
 
     /// Gives a connection up whose time is over; the next poll says so.
     pub fn on_time(&mut self, now: i64) {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
-            self.out.clear();
-            self.state = State::Gone;
+            self.cut();
         }
     }
 
     /// Reads the request, if it is whole, and answers it.
-    fn request(&mut self, hub: &Hub, server: Server<'_>) {
+    fn request(&mut self, hub: &Hub, server: Server<'_>, door: &mut dyn Door) {
         let (bytes, answer) = match http::parse_request(self.reader.unread()) {
             Ok(None) => return,
-            Ok(Some(request)) => (request.bytes, answer(&request, hub, server)),
+            Ok(Some(request)) => (request.bytes, answer(&request, hub, server, door)),
             Err(error) => {
                 let status = if error == http::HeadError::TooLong { 431 } else { 400 };
                 (0, Answer::Reply(http::refusal_response(&Refusal::new(status, error.to_string()))))
@@ -371,8 +478,8 @@ impl Connection {
         self.reader.shrink();
         match answer {
             Answer::Reply(reply) => (self.out, self.state) = (reply, State::Reply),
-            Answer::Upgrade(reply, range) => {
-                (self.out, self.state) = (reply, State::Streaming(Cursor::new(range, hub)))
+            Answer::Upgrade(reply, range, share) => {
+                (self.out, self.state) = (reply, State::Streaming(Cursor::new(range, share, hub)))
             }
         }
     }
@@ -400,8 +507,7 @@ impl Connection {
                 }
                 // One that speaks, or breaks a rule, is cut off without a word, as the peer's server does.
                 Ok(Some(Event::Binary(_))) | Err(_) => {
-                    self.out.clear();
-                    self.state = State::Gone;
+                    self.cut();
                     return;
                 }
             }
@@ -411,13 +517,12 @@ impl Connection {
 
 enum Answer {
     Reply(Vec<u8>),
-    Upgrade(Vec<u8>, Range),
+    Upgrade(Vec<u8>, Range, Share),
 }
 
 /// Routes a request: `/stream` upgrades, `/healthz` reports.
-fn answer(request: &Request<'_>, hub: &Hub, server: Server<'_>) -> Answer {
+fn answer(request: &Request<'_>, hub: &Hub, server: Server<'_>, door: &mut dyn Door) -> Answer {
     let (path, query) = request.path_and_query();
-    let refuse = |refusal: &Refusal| Answer::Reply(http::refusal_response(refusal));
     match path {
         "/healthz" => {
             let body = hub.health(server.subscribers, server.run);
@@ -427,17 +532,47 @@ fn answer(request: &Request<'_>, hub: &Hub, server: Server<'_>) -> Answer {
             }
             Answer::Reply(reply)
         }
-        "/stream" => {
-            // A bad range is told before anything about the upgrade, as the peer does.
-            let range = match query::parse(query) {
-                Ok(range) => range,
-                Err(error) => return refuse(&Refusal::new(400, error.to_string())),
-            };
-            match http::judge_upgrade(request) {
-                Ok(accept) => Answer::Upgrade(http::upgrade_response(&accept, &[(RUN_FIELD, server.run)]), range),
-                Err(refusal) => refuse(&refusal),
-            }
-        }
-        _ => refuse(&Refusal::new(404, "404 page not found")),
+        "/stream" => match stream(request, query, server, door) {
+            Ok((reply, range, share)) => Answer::Upgrade(reply, range, share),
+            Err(refusal) => Answer::Reply(http::refusal_response(&refusal)),
+        },
+        _ => Answer::Reply(http::refusal_response(&Refusal::new(404, "404 page not found"))),
     }
+}
+
+/// Judges a request for the stream: who asks, what for, whether it is an upgrade, and whether there is room.
+fn stream(
+    request: &Request<'_>,
+    query: &str,
+    server: Server<'_>,
+    door: &mut dyn Door,
+) -> Result<(Vec<u8>, Range, Share), Refusal> {
+    let token = query::first_value(query, "token");
+    if !door.admits(request.fields.first("authorization"), token.as_deref()) {
+        return Err(Refusal::new(401, "a token is needed: send Authorization: Bearer, or the parameter token"));
+    }
+    // A bad range is told before anything about the upgrade, as the peer does.
+    let range = query::parse(query).map_err(|error| Refusal::new(400, error.to_string()))?;
+    let asked = match door.flows_max() {
+        0 => None,
+        _ => flows::parse(query).map_err(|error| Refusal::new(400, error.to_string()))?,
+    };
+    let accept = http::judge_upgrade(request)?;
+    let max = door.flows_max();
+    let (share, id) = match asked {
+        None => (Share::WHOLE, None),
+        Some(Asked::First(flows)) => (Share::new(0, flows.min(max)), None),
+        Some(Asked::Other { share, id }) => match door.flows_of(id) {
+            Some(flows) if flows == share.flows() => (share, Some(id)),
+            Some(flows) => {
+                return Err(Refusal::new(400, format!("flows = {}, but this subscription has {flows}", share.flows())));
+            }
+            None => return Err(Refusal::new(409, "no such subscription: it has ended, or this is another server")),
+        },
+    };
+    let id = door.enter(share, id, asked.is_some())?;
+    let offer = id.map(|id| Offer { max, id }.to_string());
+    let mut extra = vec![(RUN_FIELD, server.run)];
+    extra.extend(offer.as_deref().map(|offer| (FLOWS_FIELD, offer)));
+    Ok((http::upgrade_response(&accept, &extra), range, share))
 }

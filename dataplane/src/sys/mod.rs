@@ -17,6 +17,8 @@ pub mod frames;
 pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
+#[cfg(feature = "ledger")]
+pub mod netns;
 #[cfg(feature = "capture")]
 pub mod nic;
 #[cfg(feature = "capture")]
@@ -25,6 +27,8 @@ pub mod packet_tx;
 pub mod process;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
+#[cfg(any(feature = "mirror", feature = "ledger"))]
+pub mod resolve;
 #[cfg(feature = "ring")]
 pub mod shm;
 #[cfg(feature = "runtime")]
@@ -37,5 +41,7 @@ pub mod tcp;
 pub mod udp;
 #[cfg(feature = "runtime")]
 pub mod uring;
+#[cfg(feature = "ledger")]
+pub mod wait;
 #[cfg(feature = "capture")]
 pub mod xsk;

@@ -214,10 +214,18 @@ pub fn response(status: u16, content_type: &str, body: &str, extra: &[(&str, &st
     head.into_bytes()
 }
 
-/// The answer to a refused request: one line of text. 426 names the protocol to upgrade to.
+/// Seconds after which a client that a limit refused may ask again: connections come and go within seconds.
+const RETRY_AFTER: &str = "1";
+
+/// The answer to a refused request: one line of text. 426 names the protocol to upgrade to, 401 how to identify oneself, 429 and 503
+/// when to ask again.
 pub fn refusal_response(refusal: &Refusal) -> Vec<u8> {
-    let upgrade: &[(&str, &str)] = &[("Upgrade", "websocket")];
-    let extra = if refusal.status == 426 { upgrade } else { &[] };
+    let extra: &[(&str, &str)] = match refusal.status {
+        401 => &[("WWW-Authenticate", "Bearer")],
+        426 => &[("Upgrade", "websocket")],
+        429 | 503 => &[("Retry-After", RETRY_AFTER)],
+        _ => &[],
+    };
     response(refusal.status, "text/plain; charset=utf-8", &format!("{}\n", refusal.text), extra)
 }
 
@@ -288,7 +296,9 @@ fn reason(status: u16) -> &'static str {
         403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
+        409 => "Conflict",
         426 => "Upgrade Required",
+        429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         503 => "Service Unavailable",
         _ => "Error",

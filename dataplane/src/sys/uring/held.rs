@@ -3,9 +3,13 @@
 //! A request that names memory is queued under a number of this table in place of the caller's `user_data`; when its
 //! completion is taken, the caller's `user_data` is put back and the memory becomes available to the caller again.
 
+use std::ffi::CString;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
+
+use super::files::Gather;
+use super::shared::Batch;
 
 /// The upper 16 bits of `user_data` that mark a number of this table. The runtime gives workers their place on the core
 /// there, and 65,535 to itself: 65,534 is the last place, which no core reaches.
@@ -21,6 +25,16 @@ pub(super) enum Kept {
     Receive(Vec<u8>),
     /// Bytes to be sent.
     Send(Vec<u8>),
+    /// Shared parts to be sent.
+    Batch(Box<Batch>),
+    /// The name of a file to be opened: a descriptor comes back.
+    Open(CString),
+    /// The name of a file to be removed.
+    Name(CString),
+    /// The names of a rename.
+    Names(CString, CString),
+    /// The pieces of a write.
+    Gather(Gather),
 }
 
 struct Request {
@@ -35,6 +49,7 @@ pub(super) struct Held {
     free: Vec<u32>,
     in_flight: usize,
     bytes: Option<Vec<u8>>,
+    batch: Option<Box<Batch>>,
     descriptor: Option<OwnedFd>,
     more: bool,
 }
@@ -77,6 +92,7 @@ impl Held {
     /// [`Held::take_descriptor`] until the next completion is taken.
     pub(super) fn settle(&mut self, key: u64, result: i32, flags: u32) -> u64 {
         self.bytes = None;
+        self.batch = None;
         self.descriptor = None;
         self.more = cqueue::more(flags);
         if key & MARK != MARK || key >> 48 == 0xFFFF {
@@ -85,8 +101,8 @@ impl Held {
         let at = (key & !MARK) as usize;
         let Some(Some(request)) = self.requests.get(at) else { return key };
         let user_data = request.user_data;
-        if matches!(request.kept, Kept::Accept) && result >= 0 {
-            // SAFETY: the kernel made this descriptor for the accept that completes here; nobody else knows it.
+        if matches!(request.kept, Kept::Accept | Kept::Open(_)) && result >= 0 {
+            // SAFETY: the kernel made this descriptor for the accept or open that completes here; nobody else knows it.
             self.descriptor = Some(unsafe { OwnedFd::from_raw_fd(result) });
         }
         if self.more {
@@ -101,7 +117,14 @@ impl Held {
                 Some(bytes)
             }
             Some(Kept::Send(bytes)) => Some(bytes),
-            Some(Kept::Accept | Kept::Address(_)) | None => None,
+            Some(Kept::Batch(batch)) => {
+                self.batch = Some(batch);
+                None
+            }
+            Some(
+                Kept::Accept | Kept::Address(_) | Kept::Open(_) | Kept::Name(_) | Kept::Names(..) | Kept::Gather(_),
+            )
+            | None => None,
         };
         user_data
     }
@@ -115,6 +138,10 @@ impl Held {
 
     pub(super) fn take_bytes(&mut self) -> Option<Vec<u8>> {
         self.bytes.take()
+    }
+
+    pub(super) fn take_batch(&mut self) -> Option<Box<Batch>> {
+        self.batch.take()
     }
 
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {

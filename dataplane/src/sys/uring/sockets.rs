@@ -92,7 +92,7 @@ impl CoreRing {
         .map_err(given_back)
     }
 
-    fn push_kept(
+    pub(super) fn push_kept(
         &mut self,
         kept: Kept,
         user_data: u64,
