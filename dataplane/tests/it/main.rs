@@ -16,6 +16,7 @@ mod generate;
 mod golden;
 mod ledger;
 mod ledger_outside;
+mod ledger_relay;
 mod no_alloc;
 mod packets;
 mod pipeline;
