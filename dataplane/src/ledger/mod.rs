@@ -13,6 +13,8 @@ pub mod dump;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
+pub mod files;
+#[cfg(feature = "ledger")]
 pub mod flows;
 pub mod follow;
 #[cfg(feature = "ledger")]

@@ -5,6 +5,7 @@
 use super::Outcome;
 
 pub mod follow;
+pub mod serve;
 
 /// The verbs of `sluice ledger`.
 #[derive(clap::Subcommand, Debug)]
