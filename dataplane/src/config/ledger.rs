@@ -370,6 +370,23 @@ pub struct LedgerServe {
     pub tokens: Option<PathBuf>,
     /// Listen beyond this host without TLS or tokens.
     pub insecure: bool,
+
+    /// What only a measurement asks for; no key of the TOML.
+    #[serde(skip)]
+    pub trial: LedgerTrial,
+}
+
+/// What `sluice ledger bench` asks of a server, and nothing else does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LedgerTrial {
+    /// The source is not asked before so many subscribers are there.
+    pub hold_for: u32,
+    /// A ledger is sent only when its last byte has come: store and forward, the comparison row.
+    pub whole: bool,
+    /// END is stamped when the encoders are done with the ledger, as the peer does, and not with the source's last byte.
+    pub stamp_drained: bool,
+    /// A source that has no more is not told of: subscribers stay, and what is kept stays readable.
+    pub stay: bool,
 }
 
 impl Default for LedgerServe {
@@ -424,6 +441,7 @@ impl Default for LedgerServe {
             key: None,
             tokens: None,
             insecure: false,
+            trial: LedgerTrial::default(),
         }
     }
 }
