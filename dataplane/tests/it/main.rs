@@ -15,6 +15,7 @@ mod gap_truth;
 mod generate;
 mod golden;
 mod ledger;
+mod ledger_archive;
 mod ledger_bench;
 mod ledger_outside;
 mod ledger_source;
