@@ -170,11 +170,15 @@ fn is_pure(inside: &str) -> bool {
     let worker = inside.ends_with("_worker.rs");
     let pure_ledger = [
         "ledger/assemble",
+        "ledger/bench",
         "ledger/chunker",
         "ledger/client",
+        "ledger/codec",
         "ledger/compress",
         "ledger/hub",
         "ledger/keeper",
+        "ledger/line",
+        "ledger/merge",
         "ledger/message",
         "ledger/order",
         "ledger/pacing",

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddrV4;
 
 use super::capture::{Feed, Interface, SourceKind, Stamp, Store};
+use super::check_ledger::check_ledger;
 use super::check_ring::check_rings;
 use super::load::Config;
 use crate::units::SIDES_MAX;
@@ -66,6 +67,7 @@ pub fn check(config: &Config) -> Vec<Finding> {
         check_store(config, store, &mut findings);
     }
     check_rings(config, &mut findings);
+    check_ledger(config, &mut findings);
     findings.0
 }
 
@@ -89,10 +91,10 @@ fn check_names(config: &Config, findings: &mut Findings) {
     if config.cores.is_empty() {
         findings.add("core", "there is none: add [[core]] with name and cpu");
     }
-    if config.feeds.is_empty() && config.ring.is_empty() {
+    if config.feeds.is_empty() && config.ring.is_empty() && config.ledger.is_empty() {
         findings.add(
             "feed",
-            "there is none, and no ring either: add [[feed]] with at least one [[feed.side]], [[ring.serve]] or [[ring.mirror]]",
+            "there is none, and neither ring nor ledger: add [[feed]] with at least one [[feed.side]], [[ring.serve]], [[ring.mirror]] or [ledger.serve]",
         );
     }
     let kinds: [(&str, Vec<&str>); 6] = [
@@ -394,7 +396,7 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Mirror, Ring, Serve, parse};
+    use crate::config::{Ledger, LedgerServe, Mirror, Ring, Serve, parse};
 
     const GOOD: &str = r#"
         [[core]]
@@ -438,6 +440,7 @@ mod tests {
         bare.feeds[0].hold = Some(Feed::HOLD_LIVE);
         bare.feeds[0].side_timeout = Some(Feed::SIDE_TIMEOUT_LIVE);
         bare.ring = ring_with_every_default();
+        bare.ledger = Ledger { serve: Some(LedgerServe::new("rx")) };
         assert_eq!(annotated, bare);
         let text = toml::to_string(&bare).expect("prints");
         for line in text.lines().filter(|line| line.contains('=')) {

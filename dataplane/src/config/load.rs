@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::capture::{Control, Core, Feed, Interface, Store};
+use super::ledger::Ledger;
 use super::ring::Ring;
 
 /// The whole configuration.
@@ -26,6 +27,9 @@ pub struct Config {
     /// Rings that are served, and copies of rings.
     #[serde(default, skip_serializing_if = "Ring::is_empty")]
     pub ring: Ring,
+    /// The server of ledgers.
+    #[serde(default, skip_serializing_if = "Ledger::is_empty")]
+    pub ledger: Ledger,
     /// The control thread.
     #[serde(default)]
     pub control: Control,

@@ -106,6 +106,12 @@ pub enum AssemblyError {
         /// Bytes that came.
         received: u64,
     },
+    /// Two flows of one subscription do not agree.
+    #[error("ledger {sequence} ends otherwise on one flow than on another")]
+    EndsDiffer {
+        /// The ledger.
+        sequence: u32,
+    },
     /// Other bytes than were sent.
     #[error(
         "ledger {sequence} has checksum {found:016x}, {stated:016x} is stated: its bytes are not those that were sent"
@@ -291,15 +297,43 @@ impl Assembler {
     /// As [`Assembler::take`].
     pub fn push(&mut self, message: &[u8]) -> Result<bool, StreamError> {
         self.verified = None;
-        match decode(message).map_err(AssemblyError::from)? {
-            Message::Begin(begin) => self.begin(begin)?,
-            Message::Chunk(header, payload) => self.chunk(header, payload)?,
+        let message = decode(message).map_err(AssemblyError::from)?;
+        self.push_decoded(&message, &mut |_| ())
+    }
+
+    /// As [`Assembler::push`], for a message that was read already. `tap` gets each message that has its place here: BEGIN and a chunk as
+    /// soon as that is known, before the chunk is unpacked, so that whoever passes it on does not wait for that; END only when the
+    /// ledger is verified.
+    ///
+    /// # Errors
+    /// As [`Assembler::take`].
+    pub fn push_decoded(
+        &mut self,
+        message: &Message<'_>,
+        tap: &mut impl FnMut(&Message<'_>),
+    ) -> Result<bool, StreamError> {
+        self.verified = None;
+        match message {
+            Message::Begin(begin) => {
+                self.begin(*begin)?;
+                tap(message);
+            }
+            Message::Chunk(header, payload) => {
+                self.place(header)?;
+                tap(message);
+                self.chunk(*header, payload)?;
+            }
             Message::End(end) => {
-                self.end(end)?;
-                return Ok(true);
+                self.end(*end)?;
+                tap(message);
             }
         }
-        Ok(false)
+        Ok(matches!(message, Message::End(_)))
+    }
+
+    /// A part of the ledger at hand came in vain: a flow of several begins it again.
+    pub fn discarded(&mut self) {
+        self.discarded = self.discarded.saturating_add(1);
     }
 
     /// The ledger that the last message completed.
@@ -342,12 +376,17 @@ impl Assembler {
         if found == 0 || found > end { Err(Gap::Outside { found }) } else { Ok(()) }
     }
 
+    /// Whether a chunk comes in its turn.
+    fn place(&mut self, header: &ChunkHeader) -> Result<(), AssemblyError> {
+        let flow = open_flow(&mut self.flow, "CHUNK", header.sequence)?;
+        let (sequence, index, expected) = (header.sequence, header.index, flow.chunks);
+        if index == expected { Ok(()) } else { Err(AssemblyError::ChunkIndex { sequence, expected, found: index }) }
+    }
+
+    /// Unpacks a chunk that comes in its turn behind the others, and hashes it.
     fn chunk(&mut self, header: ChunkHeader, payload: &[u8]) -> Result<(), AssemblyError> {
         let flow = open_flow(&mut self.flow, "CHUNK", header.sequence)?;
         let (sequence, index) = (header.sequence, header.index);
-        if index != flow.chunks {
-            return Err(AssemblyError::ChunkIndex { sequence, expected: flow.chunks, found: index });
-        }
         let limit = self.limits.ledger_bytes_max;
         let too_long = |bytes: usize| AssemblyError::LedgerBytes { sequence, bytes: bytes as u64, limit };
         let from = self.filled;

@@ -4,18 +4,17 @@
 //! The machine outlives its connections: [`Client::connect`] begins each. It reads no clock and opens no socket;
 //! `ledger::follow` is a front that does.
 
-use super::assemble::{Assembler, Ledger, Limits, StreamError};
+use super::assemble::{Assembler, AssemblyError, Ledger, Limits, StreamError};
+use super::line::{Came, Line, State};
+use super::merge::{FLOWS_MAX, Merge, Verdict};
 use super::query::Range;
 use super::url::Url;
-use crate::wire::http::{self, HeadError, UpgradeError};
-use crate::wire::ledger::{close, message_bytes_max};
-use crate::wire::websocket::{self, ControlKind, Event, FrameError, FrameReader, Sender};
+use crate::wire::http::{HeadError, UpgradeError};
+use crate::wire::ledger::{Message, close, decode};
+use crate::wire::websocket::FrameError;
 
 /// The answer's field that names the run (the server's extension; a peer's server has none).
 pub const RUN_FIELD: &str = "Sluice-Run";
-
-/// Most bytes of a refusal's text that are kept: the peer's are one line.
-const REFUSAL_BYTES_MAX: usize = 4 << 10;
 
 /// Random bytes that a connection needs: 16 for its key, 8 that its masks are drawn from.
 pub type Nonce = [u8; 24];
@@ -35,6 +34,20 @@ pub enum ClientError {
     /// The answer does not upgrade as it should.
     #[error("handshake: {0}")]
     Upgrade(#[from] UpgradeError),
+    /// The answer offers flows in a way that cannot be read.
+    #[error("handshake: Sluice-Flows: {value:?}: max=<flows>; id=<name> is understood")]
+    Offer {
+        /// The field's value.
+        value: String,
+    },
+    /// Flows of one ledger that do not fit together although each was legal: one of them was begun again, with other chunks.
+    #[error("the flows of ledger {sequence} do not fit together after one of them began it again: {error}")]
+    Mixed {
+        /// The ledger.
+        sequence: u32,
+        /// What does not fit.
+        error: AssemblyError,
+    },
     /// The server refused the request.
     #[error("the server refused: status {status}: {text}")]
     Refused {
@@ -129,9 +142,10 @@ impl ClientError {
     /// end, another run, and a request that the server will refuse again, are final.
     pub fn is_retryable(&self) -> bool {
         match self {
-            ClientError::Disconnected { .. } => true,
+            ClientError::Disconnected { .. } | ClientError::Mixed { .. } => true,
             ClientError::Closed { code, .. } => *code != Some(close::NORMAL),
-            ClientError::Refused { status, .. } => *status >= 500 || *status == 429,
+            // 409: the group that a further flow belongs to is not known any more.
+            ClientError::Refused { status, .. } => *status >= 500 || matches!(*status, 409 | 429),
             _ => false,
         }
     }
@@ -151,6 +165,8 @@ pub enum Polled<'a> {
 /// As [`Polled`], without the ledger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advanced {
+    /// A message that completed no ledger ([`Client::message`] only).
+    Message,
     /// A verified ledger: [`Client::ledger`].
     Ledger,
     /// More bytes are needed.
@@ -159,92 +175,145 @@ pub enum Advanced {
     Done,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// No connection.
-    Idle,
-    /// Waiting for the answer's head.
-    Answer,
-    /// Reading a refusal's text: its status, and the bytes that it will have.
-    Refused(u16, usize),
-    Streaming,
-    /// Nothing more is wanted.
-    Done,
-}
-
 /// The machine.
 pub struct Client {
     assembler: Assembler,
-    reader: FrameReader,
-    state: State,
-    out: Vec<u8>,
-    key: [u8; 16],
-    masks: u64,
+    limits: Limits,
+    /// The connections; the first one always exists.
+    lines: Vec<Line>,
+    merge: Merge,
+    /// Most flows that are asked for.
+    flows_max: usize,
+    /// The first ledger that the lines were asked for; `None` at the tip until it begins.
+    first: Option<u32>,
+    /// A flow has begun the ledger at hand again.
+    again: bool,
     /// The run of the connection before, once a ledger of it was verified.
     run: Option<Option<String>>,
     run_now: Option<String>,
 }
 
 impl Client {
-    /// A subscriber of a range.
+    /// A subscriber of a range, over one connection.
     ///
     /// # Errors
     /// As zstd: no memory.
     pub fn new(range: Range, limits: Limits) -> std::io::Result<Client> {
+        Client::with_flows(range, limits, 1)
+    }
+
+    /// A subscriber of a range, over as many connections as the server offers, and at most `flows` (at least 1, at most
+    /// [`FLOWS_MAX`]). [`Client::lines`] says how many there should be.
+    ///
+    /// # Errors
+    /// As zstd: no memory.
+    pub fn with_flows(range: Range, limits: Limits, flows: usize) -> std::io::Result<Client> {
         Ok(Client {
             assembler: Assembler::new(range, limits)?,
-            reader: FrameReader::new(Sender::Server, message_bytes_max(limits.chunk_bytes_max)),
-            state: State::Idle,
-            out: Vec::new(),
-            key: [0; 16],
-            masks: 0,
+            limits,
+            lines: vec![Line::new(limits.chunk_bytes_max)],
+            merge: Merge::new(1),
+            flows_max: flows.clamp(1, FLOWS_MAX),
+            first: None,
+            again: false,
             run: None,
             run_now: None,
         })
     }
 
     /// A connection is there: the request that asks for the rest of the range becomes its first output. `authorization` is the
-    /// value of that field. Asserts that something is still wanted.
+    /// value of that field. Asserts that something is still wanted. Connections of before are over with it.
     pub fn connect(&mut self, url: &Url, authorization: Option<&str>, nonce: Nonce) {
         self.assembler.cut();
-        self.reader.reset();
-        self.key.copy_from_slice(&nonce[..16]);
-        let mut seed = [0; 8];
-        seed.copy_from_slice(&nonce[16..]);
-        self.masks = u64::from_le_bytes(seed);
-        let extra: Vec<(&str, &str)> = authorization.map(|value| ("Authorization", value)).into_iter().collect();
-        self.out = http::upgrade_request(&url.authority(), &url.target(&self.assembler.rest()), self.key, &extra);
-        self.state = State::Answer;
+        self.lines.iter_mut().for_each(|line| _ = line.disconnected());
+        self.merge = Merge::new(1);
+        self.again = false;
+        let rest = self.assembler.rest();
+        self.first = (!rest.is_tip()).then_some(rest.start());
+        let mut target = url.target(&rest);
+        // A stranger's `id` would be taken for that of a subscription.
+        if self.flows_max > 1 && !url.has_parameter("id") {
+            target = target.replacen('?', &format!("?flows={}&", self.flows_max), 1);
+        }
+        self.lines[0].connect(url, &target, authorization, nonce);
     }
 
-    /// Bytes to send; told with [`Client::sent`].
+    /// How many connections there should be: 1 until the first one is answered and knows where it begins, then as many as the
+    /// server agreed to. Those beyond the first are begun with [`Client::connect_flow`].
+    pub fn lines(&self) -> usize {
+        if self.first.is_some() { self.flows() } else { 1 }
+    }
+
+    /// Flows of the connection that stands.
+    fn flows(&self) -> usize {
+        let offer = self.lines[0].offer().filter(|_| self.lines[0].is_streaming());
+        offer.map_or(1, |offer| offer.max.min(self.flows_max))
+    }
+
+    /// The connection for a further flow is there, from 1 to [`Client::lines`] − 1 (asserted).
+    pub fn connect_flow(&mut self, flow: usize, url: &Url, authorization: Option<&str>, nonce: Nonce) {
+        let flows = self.flows();
+        assert!((1..self.lines()).contains(&flow), "flow {flow} of {flows}");
+        let (Some(first), Some(offer)) = (self.first, self.lines[0].offer()) else {
+            unreachable!("a further flow is asked for only when the first one says what it is part of")
+        };
+        let rest = Range::new(first, self.assembler.range().end()).expect("the first of the lines has this range");
+        let ours = format!("?flow={flow}&flows={flows}&id={}&", offer.id);
+        let target = url.target(&rest).replacen('?', &ours, 1);
+        while self.lines.len() <= flow {
+            self.lines.push(Line::new(self.limits.chunk_bytes_max));
+        }
+        self.lines[flow].connect(url, &target, authorization, nonce);
+    }
+
+    /// One of the connections. Asserts that it was begun.
+    pub fn line(&mut self, flow: usize) -> &mut Line {
+        &mut self.lines[flow]
+    }
+
+    /// The connection whose bytes are needed next; the others can wait.
+    pub fn due(&self) -> usize {
+        self.merge.due()
+    }
+
+    /// Bytes to send on the only connection; told with [`Client::sent`].
     pub fn output(&self) -> &[u8] {
-        &self.out
+        self.lines[0].output()
     }
 
     /// The first `bytes` of [`Client::output`] were sent.
     pub fn sent(&mut self, bytes: usize) {
-        self.out.drain(..bytes);
+        self.lines[0].sent(bytes);
     }
 
-    /// Room to read into, never empty.
+    /// Room to read from the only connection into, never empty.
     pub fn space(&mut self) -> &mut [u8] {
-        self.reader.space()
+        self.lines[0].space()
     }
 
     /// The first `bytes` of [`Client::space`] were read.
     pub fn filled(&mut self, bytes: usize) {
-        self.reader.filled(bytes);
+        self.lines[0].filled(bytes);
     }
 
     /// Takes bytes that were read elsewhere.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.reader.feed(bytes);
+        self.lines[0].feed(bytes);
+    }
+
+    /// The range that was asked for at first.
+    pub fn range(&self) -> Range {
+        self.assembler.range()
     }
 
     /// The last ledger that was verified.
     pub fn last(&self) -> Option<u32> {
         self.assembler.last()
+    }
+
+    /// The ledger at hand.
+    pub fn open(&self) -> Option<u32> {
+        self.assembler.open()
     }
 
     /// Whether all that was asked for was verified.
@@ -257,9 +326,9 @@ impl Client {
         self.run_now.as_deref()
     }
 
-    /// Whether the upgrade is done.
+    /// Whether the first connection's upgrade is done.
     pub fn is_streaming(&self) -> bool {
-        self.state == State::Streaming
+        self.lines[0].is_streaming()
     }
 
     /// The next ledger of what was read. Poll until it says [`Polled::Wait`] before reading more.
@@ -269,7 +338,7 @@ impl Client {
     pub fn poll(&mut self) -> Result<Polled<'_>, ClientError> {
         Ok(match self.advance()? {
             Advanced::Ledger => Polled::Ledger(self.ledger().expect("a ledger was just completed")),
-            Advanced::Wait => Polled::Wait,
+            Advanced::Message | Advanced::Wait => Polled::Wait,
             Advanced::Done => Polled::Done,
         })
     }
@@ -279,28 +348,62 @@ impl Client {
     /// # Errors
     /// As [`Client::poll`].
     pub fn advance(&mut self) -> Result<Advanced, ClientError> {
-        self.answered()?;
-        if self.assembler.is_complete() && self.state == State::Streaming {
-            self.close(close::NORMAL, close::RANGE_COMPLETE);
-        }
-        match self.state {
-            State::Done => Ok(Advanced::Done),
-            State::Idle | State::Answer | State::Refused(..) => Ok(Advanced::Wait),
-            State::Streaming => self.step(),
+        loop {
+            match self.message(&mut |_| ())? {
+                Advanced::Message => {}
+                other => return Ok(other),
+            }
         }
     }
 
-    /// Reads no further than the answer to the request; a ledger never comes of it.
+    /// Takes at most one message, and gives it to `tap` when it has its place: see [`Assembler::push_decoded`].
+    ///
+    /// # Errors
+    /// As [`Client::poll`].
+    pub fn message(&mut self, tap: &mut impl FnMut(&Message<'_>)) -> Result<Advanced, ClientError> {
+        self.answered()?;
+        if self.assembler.is_complete() && self.is_streaming() {
+            self.close(close::NORMAL, close::RANGE_COMPLETE);
+        }
+        match self.lines[0].state() {
+            State::Done => Ok(Advanced::Done),
+            State::Idle | State::Answer | State::Refused(..) => Ok(Advanced::Wait),
+            State::Streaming => self.step(tap),
+        }
+    }
+
+    /// Reads no further than the answers to the requests; a ledger never comes of it.
     ///
     /// # Errors
     /// As [`Client::poll`].
     pub fn answered(&mut self) -> Result<Advanced, ClientError> {
-        if self.state == State::Answer {
-            self.answer()?;
+        for flow in 0..self.lines.len() {
+            let line = &mut self.lines[flow];
+            if line.is_streaming() || !line.is_open() {
+                continue;
+            }
+            line.answered()?;
+            if line.is_streaming() {
+                self.judge_run(flow)?;
+            }
         }
-        match self.state {
-            State::Refused(status, bytes) if self.reader.unread().len() >= bytes => Err(self.refused(status)),
-            _ => Ok(Advanced::Wait),
+        Ok(Advanced::Wait)
+    }
+
+    /// A connection was answered: its run must be that of the ledgers so far, and of the other connections.
+    fn judge_run(&mut self, flow: usize) -> Result<(), ClientError> {
+        let now = self.lines[flow].run().map(String::from);
+        let before = if flow == 0 { self.run.clone() } else { Some(self.run_now.clone()) };
+        if flow == 0 {
+            self.run_now.clone_from(&now);
+            self.merge = Merge::new(self.flows());
+        }
+        match before {
+            Some(before) if before != now => {
+                self.lines[flow].close(close::NORMAL, close::CONSUMER_DONE);
+                Err(ClientError::RunChanged { before, now })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -309,116 +412,105 @@ impl Client {
         self.assembler.verified()
     }
 
-    /// The connection ended. `Ok`: nothing is missing.
+    /// The only connection ended. `Ok`: nothing is missing.
     ///
     /// # Errors
     /// [`ClientError::Disconnected`], or the refusal whose text ended so.
     pub fn disconnected(&mut self) -> Result<(), ClientError> {
-        let state = std::mem::replace(&mut self.state, State::Idle);
+        self.flow_disconnected(0)
+    }
+
+    /// One of the connections ended. `Ok`: nothing is missing. Otherwise all are to be ended.
+    ///
+    /// # Errors
+    /// As [`Client::disconnected`].
+    pub fn flow_disconnected(&mut self, flow: usize) -> Result<(), ClientError> {
+        let (state, refusal) = self.lines[flow].disconnected();
         let inside = self.assembler.open();
         self.assembler.cut();
-        match state {
-            State::Done => Ok(()),
-            State::Refused(status, _) => Err(self.refused(status)),
+        match (state, refusal) {
+            (State::Done, _) => Ok(()),
+            (_, Some(refusal)) => Err(refusal),
             _ => Err(ClientError::Disconnected { inside }),
         }
     }
 
     /// Nobody wants more: a close becomes the last output.
     pub fn stop(&mut self) {
-        if self.state == State::Streaming {
-            self.close(close::NORMAL, close::CONSUMER_DONE);
-        }
-        self.state = State::Done;
-    }
-
-    /// Reads the answer's head, if it is whole.
-    fn answer(&mut self) -> Result<(), ClientError> {
-        let Some(response) = http::parse_response(self.reader.unread())? else { return Ok(()) };
-        let bytes = response.bytes;
-        if response.status != 101 {
-            let stated = response.fields.first("content-length").and_then(|length| length.parse::<usize>().ok());
-            self.state = State::Refused(response.status, stated.unwrap_or(REFUSAL_BYTES_MAX).min(REFUSAL_BYTES_MAX));
-        } else {
-            http::judge_upgraded(&response, self.key)?;
-            self.run_now = response.fields.first(RUN_FIELD).map(String::from);
-            if let Some(before) = self.run.as_ref().filter(|&before| *before != self.run_now) {
-                return Err(ClientError::RunChanged { before: before.clone(), now: self.run_now.clone() });
-            }
-            self.state = State::Streaming;
-        }
-        self.reader.skip(bytes);
-        Ok(())
-    }
-
-    fn refused(&self, status: u16) -> ClientError {
-        let text = String::from_utf8_lossy(self.reader.unread());
-        let line: String = text.lines().next().unwrap_or("").chars().filter(|c| !c.is_control()).collect();
-        ClientError::Refused { status, text: line.trim().into() }
-    }
-
-    /// Handles frames up to a message that completes a ledger, which [`Client::ledger`] lends.
-    fn step(&mut self) -> Result<Advanced, ClientError> {
-        loop {
-            let key = self.next_mask();
-            let end = match self.reader.next() {
-                Ok(None) => return Ok(Advanced::Wait),
-                Ok(Some(Event::Binary(message))) => match self.assembler.push(message) {
-                    Ok(false) => continue,
-                    Ok(true) => {
-                        self.run = Some(self.run_now.clone());
-                        return Ok(Advanced::Ledger);
-                    }
-                    Err(error) => Ended::Broken(error.into(), close::PROTOCOL),
-                },
-                Ok(Some(Event::Ping(payload))) => {
-                    // One answer to the latest ping is enough (RFC 6455, 5.5.3); what is unsent bounds them.
-                    if self.out.is_empty() {
-                        websocket::write_control(ControlKind::Pong, payload, Some(key), &mut self.out);
-                    }
-                    continue;
-                }
-                Ok(Some(Event::Pong)) => continue,
-                Ok(Some(Event::Close { code, reason })) => {
-                    // The peer's server waits for the echo.
-                    websocket::write_close(code.unwrap_or(close::NORMAL), "", Some(key), &mut self.out);
-                    Ended::Closed(judge_close(&self.assembler, code, reason))
-                }
-                Err(error) => Ended::Broken(error.into(), error.close_code()),
-            };
-            return match end {
-                Ended::Closed(judged) => {
-                    self.state = State::Done;
-                    self.assembler.cut();
-                    judged.map(|()| Advanced::Done)
-                }
-                Ended::Broken(error, code) => {
-                    self.close(code, "");
-                    Err(error)
-                }
-            };
-        }
+        self.close(close::NORMAL, close::CONSUMER_DONE);
     }
 
     fn close(&mut self, code: u16, reason: &str) {
-        let key = self.next_mask();
-        websocket::write_close(code, reason, Some(key), &mut self.out);
-        self.state = State::Done;
+        self.lines.iter_mut().filter(|line| line.state() != State::Idle).for_each(|line| line.close(code, reason));
+        if self.lines[0].state() == State::Idle {
+            self.lines[0].close(code, reason);
+        }
     }
 
-    /// The next frame's mask (splitmix64 over the connection's random seed).
-    fn next_mask(&mut self) -> [u8; 4] {
-        self.masks = self.masks.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.masks;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed >> 32) as u32).to_le_bytes()
+    /// Handles frames up to a message.
+    fn step(&mut self, tap: &mut impl FnMut(&Message<'_>)) -> Result<Advanced, ClientError> {
+        loop {
+            let due = self.merge.due();
+            let Some(line) = self.lines.get_mut(due) else { return Ok(Advanced::Wait) };
+            match line.next() {
+                Ok(Came::Nothing) => return Ok(Advanced::Wait),
+                Ok(Came::Message) => {}
+                Ok(Came::Close { code, reason }) => {
+                    let judged = judge_close(&self.assembler, code, &reason);
+                    self.close(close::NORMAL, "");
+                    self.assembler.cut();
+                    return judged.map(|()| Advanced::Done);
+                }
+                Err(error) => {
+                    self.close(close::PROTOCOL, "");
+                    return Err(error);
+                }
+            }
+            match self.take(due, tap) {
+                Ok(None) => {}
+                Ok(Some(false)) => return Ok(Advanced::Message),
+                Ok(Some(true)) => {
+                    self.again = false;
+                    self.run = Some(self.run_now.clone());
+                    return Ok(Advanced::Ledger);
+                }
+                Err(error) => {
+                    self.close(close::PROTOCOL, "");
+                    return Err(self.judge_mixed(error));
+                }
+            }
+        }
     }
-}
 
-enum Ended {
-    Closed(Result<(), ClientError>),
-    Broken(ClientError, u16),
+    /// Takes a line's message; whether it completed a ledger, or nothing where another flow had it already.
+    fn take(&mut self, due: usize, tap: &mut impl FnMut(&Message<'_>)) -> Result<Option<bool>, StreamError> {
+        let message = decode(self.lines[due].message()).map_err(AssemblyError::from)?;
+        // One flow alone may begin anew with other chunks; several are put in order first.
+        if self.merge.flows() > 1 {
+            match self.merge.judge(due, &message)? {
+                Verdict::Take => {}
+                Verdict::Drop => return Ok(None),
+                Verdict::Again => {
+                    self.again = true;
+                    self.assembler.discarded();
+                    return Ok(None);
+                }
+            }
+        }
+        let completed = self.assembler.push_decoded(&message, tap)?;
+        if let Message::Begin(begin) = &message {
+            self.first.get_or_insert(begin.sequence);
+        }
+        Ok(Some(completed))
+    }
+
+    /// Where a flow began again, what does not fit may be nobody's fault: a source that began anew cuts other chunks.
+    fn judge_mixed(&self, error: StreamError) -> ClientError {
+        match (error, self.assembler.open()) {
+            (StreamError::Protocol(error), Some(sequence)) if self.again => ClientError::Mixed { sequence, error },
+            (error, _) => error.into(),
+        }
+    }
 }
 
 /// What an orderly close means for what was asked for. The code is not trusted: what came decides.

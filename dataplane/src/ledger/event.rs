@@ -23,7 +23,9 @@ pub enum Item {
     /// The ledger is complete.
     End(End),
     /// The source says that it is another run from here on: what is kept cannot be joined with what follows (a relay whose upstream
-    /// has another run).
+    /// has another run), and a ledger that is open is never completed. Also with the run that is announced already: some ledgers
+    /// are missing (a relay whose upstream does not have them any more). The string is as a server announces it
+    /// (`<uuid>; net=<hexadecimal>`, of a stranger's making).
     Run(String),
     /// Nothing more comes; why, where it failed.
     Finished(Outcome, Option<String>),

@@ -197,7 +197,7 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
         loop {
             let error = match self.step() {
                 Ok(Advanced::Ledger) => break,
-                Ok(Advanced::Wait) => continue,
+                Ok(Advanced::Message | Advanced::Wait) => continue,
                 Ok(Advanced::Done) => {
                     self.end();
                     return Ok(None);

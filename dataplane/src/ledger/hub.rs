@@ -163,7 +163,8 @@ impl Hub {
     fn open(&mut self, begin: &Begin) {
         self.rounds += 1;
         // A ledger has about as many messages as the one before.
-        let mut messages = Vec::with_capacity(self.flow.as_ref().map_or(0, |flow| flow.messages.len()).min(MESSAGES_AHEAD_MAX));
+        let mut messages =
+            Vec::with_capacity(self.flow.as_ref().map_or(0, |flow| flow.messages.len()).min(MESSAGES_AHEAD_MAX));
         messages.push(Arc::new(Encoded::begin(begin)));
         self.flow = Some(Flow { sequence: begin.sequence, round: self.rounds, messages, ended: false });
     }

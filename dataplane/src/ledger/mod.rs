@@ -3,24 +3,37 @@
 //! May use: what lies below the jobs (`wire`, `sys`, …); the protocol's machines are pure. Never does: use another job, or let
 //! a subscriber, a disk or an encoder hold a source back.
 
+#[cfg(feature = "ledger")]
+pub mod archive;
 pub mod assemble;
+#[cfg(feature = "ledger")]
+pub mod bench;
 #[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
+pub mod client_tls;
+#[cfg(feature = "ledger")]
+pub mod codec;
 #[cfg(feature = "ledger")]
 pub mod compress;
 pub mod dump;
+#[cfg(feature = "ledger")]
+pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
 mod fanout;
 #[cfg(feature = "ledger")]
 pub mod fanout_worker;
+#[cfg(feature = "ledger")]
+pub mod files;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
+pub mod line;
+pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod load;
 #[cfg(feature = "ledger")]
@@ -33,6 +46,9 @@ pub mod pacing;
 pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
+pub mod relay_worker;
+pub mod reload;
+#[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
@@ -44,7 +60,15 @@ pub mod source;
 #[cfg(feature = "ledger")]
 pub mod stats;
 #[cfg(feature = "ledger")]
+pub mod source_counters;
+#[cfg(feature = "ledger")]
+pub mod source_worker;
+#[cfg(feature = "ledger")]
 pub mod synthetic;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod tls;
+#[cfg(feature = "ledger")]
+pub mod tokens;
 pub mod unpack;
 pub mod url;
 

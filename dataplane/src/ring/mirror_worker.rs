@@ -15,9 +15,10 @@ use super::mirror::receiver::{
 };
 use super::mirror::{CloseReason, StreamPoll};
 use super::raw::{RawSettings, RawWriter};
-use super::sockets::{Outlets, Resolver};
+use super::sockets::Outlets;
 use super::stats::{MirrorBooks, MirrorState};
 use crate::runtime::worker::{Turn, Worker};
+use crate::sys::resolve::Resolver;
 use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
 use crate::sys::{tcp, udp};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
@@ -231,7 +232,7 @@ impl MirrorWorker {
             }
             Link::Resolving => match self.parts.resolver.answer() {
                 None => {}
-                Some(Ok(address)) => self.connect(turn, address),
+                Some(Ok(addresses)) => self.connect(turn, addresses[0]),
                 Some(Err(what)) => self.failed(turn.now, &what),
             },
             Link::Connecting(since) if turn.now - since > CONNECT_NS_MAX => {

@@ -10,12 +10,12 @@ use super::mirror::sender::{Linger, MulticastSettings, ServeSettings};
 use super::mirror_worker::{Host, MirrorParts, MirrorWorker};
 use super::raw::RawSettings;
 use super::serve_worker::{ServeParts, ServeWorker};
-use super::sockets::Resolver;
 use super::stats::{MirrorBooks, MirrorView, RingStatus, ServeBooks, ServeView};
 use crate::config::{self, Config, Finding, Idle, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
 use crate::sys::random;
+use crate::sys::resolve::Resolver;
 
 /// Longest key file: a key is read whole, and nothing that long is a key.
 const KEY_FILE_BYTES_MAX: u64 = 1_024;

@@ -1,7 +1,6 @@
-//! What the workers share of the kernel: the datagram sockets as the machines see them, and the source's name.
+//! What the workers share of the kernel: the datagram sockets as the machines see them.
 
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::net::SocketAddr;
 
 use super::mirror::{Datagrams, Destination, SendOutcome};
 use crate::sys::udp::{Sent, UdpSocket};
@@ -83,65 +82,6 @@ fn outcome(sent: Sent) -> SendOutcome {
     }
 }
 
-/// Turns the source's name into an address on a thread of its own: the resolver may take seconds, and a core never waits.
-pub(super) struct Resolver {
-    fixed: Option<SocketAddr>,
-    ask: Sender<()>,
-    answers: Receiver<Result<SocketAddr, String>>,
-}
-
-impl Resolver {
-    /// A resolver of `source` (`host:port`), with a thread unless it is an address already.
-    ///
-    /// # Errors
-    /// When no thread can be made.
-    pub(super) fn new(source: &str) -> Result<Resolver, String> {
-        let (ask, asked) = channel::<()>();
-        let (answer, answers) = channel();
-        let fixed = source.parse().ok();
-        if fixed.is_none() {
-            let source = source.to_string();
-            // It ends with the resolver: `ask` closes.
-            let work = move || {
-                while asked.recv().is_ok() {
-                    if answer.send(resolve(&source)).is_err() {
-                        return;
-                    }
-                }
-            };
-            let thread = std::thread::Builder::new().name("sluice-resolve".into());
-            thread.spawn(work).map_err(|error| format!("resolver thread: {error}"))?;
-        }
-        Ok(Resolver { fixed, ask, answers })
-    }
-
-    /// Asks for the address.
-    pub(super) fn ask(&self) {
-        // A thread that is gone answers nothing, and `answer` says so.
-        let _ = self.ask.send(());
-    }
-
-    /// The answer, once it is there.
-    pub(super) fn answer(&self) -> Option<Result<SocketAddr, String>> {
-        if let Some(address) = self.fixed {
-            return Some(Ok(address));
-        }
-        match self.answers.try_recv() {
-            Ok(answer) => Some(answer),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err("the resolver's thread is gone".into())),
-        }
-    }
-}
-
-/// IPv4 first: datagrams are IPv4.
-fn resolve(source: &str) -> Result<SocketAddr, String> {
-    let addresses = source.to_socket_addrs().map_err(|error| format!("{source}: {error}"))?;
-    let mut addresses: Vec<SocketAddr> = addresses.collect();
-    addresses.sort_by_key(SocketAddr::is_ipv6);
-    addresses.first().copied().ok_or_else(|| format!("{source}: the name has no address"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,22 +111,5 @@ mod tests {
             }
             assert_eq!(sizes, [100, 100, 50]);
         }
-    }
-
-    #[test]
-    fn names_are_resolved_beside_the_core() {
-        let fixed = Resolver::new("127.0.0.1:7400").expect("an address");
-        assert_eq!(fixed.answer(), Some(Ok("127.0.0.1:7400".parse().expect("an address"))));
-        let named = Resolver::new("localhost:7400").expect("a thread");
-        assert_eq!(named.answer(), None);
-        named.ask();
-        for _ in 0..1_000 {
-            if let Some(answer) = named.answer() {
-                assert_eq!(answer.map(|address| address.port()), Ok(7400));
-                return;
-            }
-            crate::sys::clock::sleep(Duration::from_millis(10));
-        }
-        panic!("no answer");
     }
 }

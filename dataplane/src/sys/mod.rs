@@ -17,12 +17,18 @@ pub mod frames;
 pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
+#[cfg(feature = "ledger")]
+pub mod netns;
 #[cfg(feature = "capture")]
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "ledger")]
+pub mod process;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
+#[cfg(any(feature = "mirror", feature = "ledger"))]
+pub mod resolve;
 #[cfg(feature = "ring")]
 pub mod shm;
 #[cfg(feature = "runtime")]
@@ -35,5 +41,7 @@ pub mod tcp;
 pub mod udp;
 #[cfg(feature = "runtime")]
 pub mod uring;
+#[cfg(feature = "ledger")]
+pub mod wait;
 #[cfg(feature = "capture")]
 pub mod xsk;

@@ -5,6 +5,7 @@
 //! it arrived. Its memory is bounded by the limit on a message.
 
 use std::io::Cursor;
+use std::ops::Range;
 
 use tungstenite::protocol::frame::FrameHeader;
 use tungstenite::protocol::frame::coding::{Control, Data, OpCode};
@@ -15,9 +16,9 @@ pub const HEADER_BYTES_MAX: usize = 14;
 pub const CONTROL_BYTES_MAX: usize = 125;
 /// Longest reason of a close frame: what a control frame holds beside the code.
 pub const REASON_BYTES_MAX: usize = CONTROL_BYTES_MAX - 2;
-/// Most room that a reader offers beyond the frame at hand, so that small frames come many to a read. One for short messages
-/// offers as much as such a message needs, because a server has thousands of them.
-const READ_AHEAD_BYTES: usize = 64 << 10;
+/// Most room that a reader offers beyond the frame at hand, so that small frames come many to a read, and a chunk of the usual
+/// size in one. One for short messages offers as much as such a message needs, because a server has thousands of them.
+const READ_AHEAD_BYTES: usize = 256 << 10;
 
 /// Who sends the frames that are read: a client masks each one, a server none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +131,9 @@ pub struct FrameReader {
     in_parts: bool,
     /// Bytes of the frame at `start` once its header is known.
     frame_bytes: usize,
+    /// The message that was given out last, where it was in one frame.
+    message: Range<usize>,
+    message_in_parts: bool,
     failed: Option<FrameError>,
     closed: bool,
 }
@@ -155,6 +159,8 @@ impl FrameReader {
             parts: Vec::new(),
             in_parts: false,
             frame_bytes: 0,
+            message: 0..0,
+            message_in_parts: false,
             failed: None,
             closed: false,
         }
@@ -163,6 +169,7 @@ impl FrameReader {
     /// Forgets a connection; the buffers are kept for the next one.
     pub fn reset(&mut self) {
         (self.start, self.end, self.frame_bytes) = (0, 0, 0);
+        (self.message, self.message_in_parts) = (0..0, false);
         self.parts.clear();
         (self.in_parts, self.failed, self.closed) = (false, None, false);
     }
@@ -182,7 +189,8 @@ impl FrameReader {
 
     /// What was read and is no frame yet: the head of an HTTP answer comes before the first one.
     pub fn unread(&self) -> &[u8] {
-        &self.buffer[self.start..self.end]
+        // Nothing while the buffer is lent.
+        self.buffer.get(self.start..self.end).unwrap_or(&[])
     }
 
     /// The first `bytes` of [`FrameReader::unread`] were no frames. Asserts that there are as many.
@@ -194,22 +202,55 @@ impl FrameReader {
     /// Room to read into, never empty: what completes the frame at hand and some more. Take events with
     /// [`FrameReader::next`] until there is none before asking.
     pub fn space(&mut self) -> &mut [u8] {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-        let missing = self.frame_bytes.saturating_sub(self.end - self.start);
-        // Large frames grow with what really arrives, never with what a header promises.
-        let ahead =
-            READ_AHEAD_BYTES.min(self.message_bytes_max.max(CONTROL_BYTES_MAX).saturating_add(HEADER_BYTES_MAX));
-        let wanted = missing.clamp(ahead, ahead.max(self.end - self.start));
-        if self.buffer.len() - self.end < wanted && self.start > 0 {
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
+        let wanted = self.make_room();
         if self.buffer.len() - self.end < wanted {
             self.buffer.resize(self.end + wanted, 0);
         }
         &mut self.buffer[self.end..]
+    }
+
+    /// As [`FrameReader::space`] for whoever fills a buffer that it owns (the kernel): the buffer itself, to be filled from its end
+    /// on. Until [`FrameReader::give_back`] this reader has nothing unread.
+    pub fn lend(&mut self) -> Vec<u8> {
+        let wanted = self.make_room();
+        self.buffer.truncate(self.end);
+        self.buffer.reserve(wanted);
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// The buffer of [`FrameReader::lend`] is back, with what was read behind what it held. Asserts that it holds as much.
+    pub fn give_back(&mut self, buffer: Vec<u8>) {
+        assert!(buffer.len() >= self.end, "a buffer comes back with what it held");
+        self.end = buffer.len();
+        self.buffer = buffer;
+    }
+
+    /// Bytes that complete the frame at hand; 0 while its header has not come.
+    pub fn missing(&self) -> usize {
+        self.frame_bytes.saturating_sub(self.end - self.start)
+    }
+
+    /// The message that the last [`Event::Binary`] lent; empty once there is to be more room.
+    pub fn message(&self) -> &[u8] {
+        if self.message_in_parts { &self.parts } else { &self.buffer[self.message.clone()] }
+    }
+
+    /// Moves what is unread to the front where the room behind it is short; how much room is wanted.
+    fn make_room(&mut self) -> usize {
+        (self.message, self.message_in_parts) = (0..0, false);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        let missing = self.missing();
+        // Large frames grow with what really arrives, never with what a header promises.
+        let ahead =
+            READ_AHEAD_BYTES.min(self.message_bytes_max.max(CONTROL_BYTES_MAX).saturating_add(HEADER_BYTES_MAX));
+        let wanted = missing.clamp(ahead, ahead.max(self.end - self.start));
+        if self.buffer.capacity() - self.end < wanted && self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        wanted
     }
 
     /// The first `bytes` of [`FrameReader::space`] were read. Asserts that there was that much room.
@@ -260,7 +301,7 @@ impl FrameReader {
             }
             let Some(frame) = self.header()? else { return Ok(None) };
             let whole = frame.header_bytes + frame.payload_bytes;
-            if self.end - self.start < whole {
+            if self.end - self.start < whole || self.buffer.len() < self.end {
                 self.frame_bytes = whole;
                 return Ok(None);
             }
@@ -289,7 +330,7 @@ impl FrameReader {
 
     /// The header at `start`, judged.
     fn header(&self) -> Result<Option<Frame>, FrameError> {
-        let mut cursor = Cursor::new(&self.buffer[self.start..self.end]);
+        let mut cursor = Cursor::new(self.unread());
         let (header, bytes) = match FrameHeader::parse(&mut cursor) {
             Ok(None) => return Ok(None),
             Ok(Some(header)) => header,
@@ -336,8 +377,14 @@ impl FrameReader {
     fn event(&mut self, frame: &Frame) -> Result<Event<'_>, FrameError> {
         let payload = self.start - frame.payload_bytes..self.start;
         match frame.opcode {
-            OpCode::Data(Data::Continue) => Ok(Event::Binary(&self.parts)),
-            OpCode::Data(_) => Ok(Event::Binary(&self.buffer[payload])),
+            OpCode::Data(Data::Continue) => {
+                self.message_in_parts = true;
+                Ok(Event::Binary(&self.parts))
+            }
+            OpCode::Data(_) => {
+                (self.message, self.message_in_parts) = (payload.clone(), false);
+                Ok(Event::Binary(&self.buffer[payload]))
+            }
             OpCode::Control(Control::Ping) => Ok(Event::Ping(&self.buffer[payload])),
             OpCode::Control(Control::Close) => {
                 self.closed = true;
@@ -586,6 +633,27 @@ mod tests {
         reader.feed(&[0; 1000]);
         assert_eq!(reader.next(), Ok(None));
         assert!(reader.buffer.len() <= 3 * READ_AHEAD_BYTES, "{}", reader.buffer.len());
+    }
+
+    #[test]
+    fn a_lent_buffer_comes_back_with_more() {
+        let bytes = [frame(0x82, false, &[1; 120]), frame(0x89, false, b"p"), frame(0x82, false, b"next")].concat();
+        for piece in [1, 7, 122, 1000] {
+            let mut reader = FrameReader::new(Sender::Server, 1000);
+            let mut seen = Vec::new();
+            for part in bytes.chunks(piece) {
+                let mut buffer = reader.lend();
+                assert!(buffer.capacity() - buffer.len() >= part.len(), "room");
+                assert_eq!(reader.next(), Ok(None), "nothing is read while the buffer is away");
+                buffer.extend_from_slice(part);
+                reader.give_back(buffer);
+                while let Some(event) = reader.next().expect("legal") {
+                    let binary = matches!(event, Event::Binary(_));
+                    seen.push(if binary { reader.message().to_vec() } else { b"ping".to_vec() });
+                }
+            }
+            assert_eq!(seen, [vec![1; 120], b"ping".to_vec(), b"next".to_vec()], "in pieces of {piece}");
+        }
     }
 
     #[test]

@@ -67,6 +67,7 @@ impl Fanout {
             encoders: vec![encoder_end],
             settings,
             run: RUN.into(),
+            archive: None,
             tokens,
             load: load.clone(),
             books,

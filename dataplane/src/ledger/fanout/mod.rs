@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::archive::{Lost, StoredFrames};
 use super::hub::{Hub, Stored};
 use super::session::{Connection, Server, Step, TimeLimits};
 use super::stats::FanoutCounters;
@@ -18,6 +19,7 @@ use crate::units::NANOS_PER_MILLI;
 
 pub(super) mod gate;
 mod peer;
+mod stored;
 
 pub use gate::{GateLimits, TokenCheck};
 use gate::{Crowded, DoorOf, Gate};
@@ -55,8 +57,8 @@ const ACCEPT: u64 = 1 << 40;
 const RECEIVE: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
 const CANCEL: u64 = 4 << 40;
-/// The first kind that is not of connections.
-pub(super) const OTHERS: u64 = 16 << 40;
+/// The archive's first tag.
+pub(super) const ARCHIVE: u64 = 16 << 40;
 const KIND: u64 = 0xFF << 40;
 
 /// How connections are treated.
@@ -97,6 +99,7 @@ pub(super) struct Audience {
     wanted: VecDeque<u32>,
     spare: Vec<Box<Batch>>,
     sending: usize,
+    sending_live: usize,
     sending_bytes: usize,
     look_at: i64,
     look_from: usize,
@@ -120,6 +123,7 @@ impl Audience {
             wanted: VecDeque::new(),
             spare: Vec::new(),
             sending: 0,
+            sending_live: 0,
             sending_bytes: 0,
             look_at: 0,
             look_from: 0,
@@ -138,9 +142,9 @@ impl Audience {
         self.gate.connections() == 0
     }
 
-    /// Whether live messages or the end of them may be waiting for nothing but this core.
-    pub(super) fn is_sending(&self) -> bool {
-        self.sending > 0
+    /// Whether something live is on its way.
+    pub(super) fn is_sending_live(&self) -> bool {
+        self.sending_live > 0
     }
 
     /// Nobody is taken in any more.
@@ -155,17 +159,16 @@ impl Audience {
         self.accepting = cx.ring.accept(listener.as_fd(), cx.base | ACCEPT).is_ok();
     }
 
-    /// A completion of this worker; false: it is none of a connection's.
-    pub(super) fn complete(&mut self, cx: &mut Context<'_>, tag: u64, result: i32) -> bool {
+    /// A completion of a connection's request.
+    pub(super) fn complete(&mut self, cx: &mut Context<'_>, tag: u64, result: i32) {
         let at = (tag & !KIND) as usize;
         match tag & KIND {
             ACCEPT => self.accepted(cx, result),
             RECEIVE => self.received(cx, at, result),
             SEND => self.sent(cx, at, result),
             CANCEL => {}
-            _ => return false,
+            other => unreachable!("no request is made with tag {other:#x}"),
         }
-        true
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, result: i32) {
@@ -265,6 +268,7 @@ impl Audience {
         let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
         peer.sending = false;
         self.sending -= 1;
+        self.sending_live -= usize::from(peer.sending_live);
         let Some(mut batch) = batch else { return self.cut(at) };
         self.sending_bytes -= batch.bytes();
         if result <= 0 || peer.stage != Stage::Open {
@@ -359,6 +363,7 @@ impl Audience {
                 Step::Message(message) => batch.push(message),
                 Step::Stored(stored, frame) => {
                     peer.reading = Reading::Wanted(stored, frame);
+                    peer.stored_frames = stored.frames;
                     self.wanted.push_back(at as u32);
                 }
                 Step::Wait => {
@@ -388,7 +393,9 @@ impl Audience {
         match cx.ring.send_batch(peer.socket.as_fd(), batch, SEND_BYTES_MAX, cx.base | SEND | at as u64) {
             Ok(()) => {
                 peer.sending = true;
+                peer.sending_live = peer.machine.is_live(cx.hub);
                 self.sending += 1;
+                self.sending_live += usize::from(peer.sending_live);
                 self.sending_bytes += bytes;
                 bytes.min(SEND_BYTES_MAX)
             }
@@ -471,6 +478,24 @@ impl Audience {
             }
         }
         None
+    }
+
+    /// A read of a stored ledger is done.
+    pub(super) fn read(&mut self, at: usize, read: Result<Arc<StoredFrames>, Lost>, now: i64) {
+        let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
+        peer.reading = Reading::No;
+        if peer.stage != Stage::Open {
+            return self.forget_if_idle(at);
+        }
+        match read {
+            Ok(frames) => {
+                let (first, all) = (frames.first(), peer.stored_frames);
+                stored::parts(frames.clone(), first, all, peer.machine.share(), &mut peer.stash);
+                peer.machine.took(frames.frames(), now);
+            }
+            Err(_) => peer.machine.lost(),
+        }
+        self.make_ready(at);
     }
 
     /// Time-outs, a part of all connections at a time; and the listener, where it stopped accepting.

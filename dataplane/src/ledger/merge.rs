@@ -1,0 +1,178 @@
+//! Several flows of one subscription: which connection has the next message of the ledger, and what of it is to be dropped.
+//!
+//! Chunk *i* of a ledger comes on flow *i* mod N, BEGIN and END on all. Each flow is a stream in order of its own; a server may begin a ledger again on
+//! one of them, and that flow's chunks then come again, the same bytes. So the next chunk is always the next thing on one flow, and a
+//! reader that takes only from that one needs no queue: what the others have waits in their sockets.
+
+use super::assemble::AssemblyError;
+use crate::wire::ledger::{End, Message};
+
+/// The answer's field that offers several flows (the server's extension; a peer's server has none).
+pub const FLOWS_FIELD: &str = "Sluice-Flows";
+/// Most flows that a client asks for: a flow is worth it only where one is capped by the network (about 5 Gbit/s), and no link
+/// that ledgers go over has room for more.
+pub const FLOWS_MAX: usize = 16;
+/// Longest name of a group of flows: a UUID, and some room.
+const ID_BYTES_MAX: usize = 64;
+
+/// What a server offers with [`FLOWS_FIELD`]: `max=M; id=X`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Most flows of one subscription.
+    pub max: usize,
+    /// The name of this subscription, for its further flows.
+    pub id: String,
+}
+
+impl Offer {
+    /// Reads the field's value; `None` where it is not as it should be.
+    pub fn parse(value: &str) -> Option<Offer> {
+        let part = |name: &str| {
+            let mut pairs = value.split(';').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+        };
+        let (max, id) = (part("max")?.parse().ok()?, part("id")?);
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' || byte == b'.';
+        let legal = (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(legal);
+        (max > 0 && legal).then(|| Offer { max, id: id.into() })
+    }
+}
+
+/// What becomes of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It is the ledger's next message.
+    Take,
+    /// Another flow had it already, or this one before it began again.
+    Drop,
+    /// As [`Verdict::Drop`]: the flow begins the ledger at hand again.
+    Again,
+}
+
+/// Where one flow is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum At {
+    Between,
+    /// Inside a ledger, after so many of its chunks.
+    Inside {
+        sequence: u32,
+        chunks: u32,
+    },
+}
+
+/// Puts the messages of several flows into the ledger's order.
+#[derive(Debug)]
+pub struct Merge {
+    flows: Vec<At>,
+    /// The ledger at hand.
+    open: Option<u32>,
+    /// Its chunk that comes next.
+    next: u32,
+    /// END of the ledger before, whose other ENDs still come.
+    ended: Option<End>,
+}
+
+impl Merge {
+    /// A merge of so many flows. Asserts that there is one.
+    pub fn new(flows: usize) -> Merge {
+        assert!((1..=FLOWS_MAX).contains(&flows), "a subscription has flows");
+        Merge { flows: vec![At::Between; flows], open: None, next: 0, ended: None }
+    }
+
+    /// Flows.
+    pub fn flows(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// The flow that has the next message.
+    pub fn due(&self) -> usize {
+        self.next as usize % self.flows.len()
+    }
+
+    /// Judges the next message of a flow, which is the one that is due.
+    ///
+    /// # Errors
+    /// A message that has no place in its flow, or that says other things than another flow did.
+    pub fn judge(&mut self, flow: usize, message: &Message<'_>) -> Result<Verdict, AssemblyError> {
+        assert_eq!(flow, self.due(), "only the flow that is due is read");
+        match message {
+            Message::Begin(begin) => self.begin(flow, begin.sequence),
+            Message::Chunk(header, _) => self.chunk(flow, header.sequence, header.index),
+            Message::End(end) => self.end(flow, end),
+        }
+    }
+
+    fn begin(&mut self, flow: usize, found: u32) -> Result<Verdict, AssemblyError> {
+        let again = match self.flows[flow] {
+            At::Inside { sequence, .. } if sequence != found => {
+                return Err(AssemblyError::OtherBegin { open: sequence, found });
+            }
+            At::Inside { .. } => true,
+            At::Between => false,
+        };
+        let verdict = match self.open {
+            // Of the ledger before: its other flows were faster.
+            _ if again && self.open != Some(found) => Verdict::Drop,
+            Some(open) if open != found => return Err(AssemblyError::OtherBegin { open, found }),
+            Some(_) if again => Verdict::Again,
+            Some(_) => Verdict::Drop,
+            None => {
+                (self.open, self.next) = (Some(found), 0);
+                Verdict::Take
+            }
+        };
+        self.flows[flow] = At::Inside { sequence: found, chunks: 0 };
+        Ok(verdict)
+    }
+
+    fn chunk(&mut self, flow: usize, found: u32, index: u32) -> Result<Verdict, AssemblyError> {
+        let count = self.flows.len() as u64;
+        let expected = self.place(flow, "CHUNK", found)?;
+        let At::Inside { chunks, .. } = &mut self.flows[flow] else { unreachable!("it has a place inside a ledger") };
+        if u64::from(index) != flow as u64 + u64::from(*chunks) * count {
+            return Err(AssemblyError::ChunkIndex { sequence: found, expected, found: index });
+        }
+        *chunks += 1;
+        if self.open != Some(found) || index < self.next {
+            return Ok(Verdict::Drop);
+        }
+        self.next = index.saturating_add(1);
+        Ok(Verdict::Take)
+    }
+
+    fn end(&mut self, flow: usize, end: &End) -> Result<Verdict, AssemblyError> {
+        let sequence = end.sequence;
+        let received = self.place(flow, "END", sequence)?;
+        // A flow that has given all of its chunks would have its next one at or beyond the count.
+        if received < end.chunks {
+            return Err(AssemblyError::ChunkCount { sequence, stated: end.chunks, received });
+        }
+        self.flows[flow] = At::Between;
+        if self.open == Some(sequence) {
+            if self.next != end.chunks {
+                return Err(AssemblyError::ChunkCount { sequence, stated: end.chunks, received: self.next });
+            }
+            (self.open, self.next, self.ended) = (None, 0, Some(*end));
+            return Ok(Verdict::Take);
+        }
+        let facts = |end: &End| (end.sequence, end.chunks, end.bytes, end.xxh64);
+        match &self.ended {
+            Some(ended) if facts(ended) == facts(end) => Ok(Verdict::Drop),
+            _ => Err(AssemblyError::EndsDiffer { sequence }),
+        }
+    }
+
+    /// The chunk that a flow inside ledger `found` would have next.
+    fn place(&self, flow: usize, name: &'static str, found: u32) -> Result<u32, AssemblyError> {
+        match self.flows[flow] {
+            At::Between => Err(AssemblyError::NotOpen { name, found }),
+            At::Inside { sequence, .. } if sequence != found => {
+                Err(AssemblyError::OtherLedger { name, open: sequence, found })
+            }
+            At::Inside { chunks, .. } => {
+                let next = flow as u64 + u64::from(chunks) * self.flows.len() as u64;
+                Ok(u32::try_from(next).unwrap_or(u32::MAX))
+            }
+        }
+    }
+}
