@@ -1,21 +1,39 @@
-//! `sluice ledger`: follow a stream of ledgers.
+//! `sluice ledger`: follow a stream of ledgers, take retained ones out and put others in.
 //!
 //! May use: every library module. Never does: more than parse, call and print.
 
 use super::Outcome;
 
+pub mod export;
 pub mod follow;
+pub mod import;
 
 /// The verbs of `sluice ledger`.
 #[derive(clap::Subcommand, Debug)]
 pub enum Command {
     /// Follow a ledger server: verify each ledger, then print, store or pass it on.
     Follow(follow::Args),
+    /// Write retained ledgers to plain files or into a data lake.
+    Export(export::Args),
+    /// Read plain files, a data lake or a meta stream into a retention directory.
+    Import(import::Args),
 }
 
 /// Runs one verb.
 pub fn run(command: Command) -> Outcome {
     match command {
         Command::Follow(args) => follow::run(args),
+        Command::Export(args) => export::run(args),
+        Command::Import(args) => import::run(args),
     }
+}
+
+/// A bar over ledgers; it draws only on a terminal.
+fn progress_bar(length: u64) -> indicatif::ProgressBar {
+    let bar = indicatif::ProgressBar::new(length);
+    let text = if length == 0 { "{spinner} {pos} ledgers, {msg}" } else { "{wide_bar} {pos}/{len} ledgers {eta}" };
+    if let Ok(style) = indicatif::ProgressStyle::with_template(text) {
+        bar.set_style(style);
+    }
+    bar
 }
