@@ -16,6 +16,7 @@ mod generate;
 mod golden;
 mod ledger;
 mod ledger_archive;
+mod ledger_lake;
 mod ledger_outside;
 mod ledger_source;
 mod no_alloc;
