@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod fanout;
+#[cfg(feature = "appliance")]
+pub mod archives;
 pub mod frames;
 pub mod hosts;
 pub mod ledger_server;
