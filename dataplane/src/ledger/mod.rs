@@ -22,13 +22,17 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
-pub mod flows;
+mod fanout;
+#[cfg(feature = "ledger")]
+pub mod fanout_worker;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
+#[cfg(feature = "ledger")]
+pub mod load;
 pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
@@ -48,11 +52,13 @@ pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
 #[cfg(feature = "ledger")]
+pub mod share;
+#[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
-pub mod source_counters;
-#[cfg(feature = "ledger")]
 pub mod source_worker;
+#[cfg(feature = "ledger")]
+pub mod stats;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]
