@@ -69,6 +69,47 @@ pub struct Shown<C: 'static> {
 }
 
 counter_set! {
+    /// What a source worker counts.
+    SourceCounters, SourceCounter {
+        counter ledgers as Ledgers: "sluice_ledger_source_ledgers", "Ledgers that the source gave whole";
+        counter bytes as Bytes: "sluice_ledger_source_bytes", "Bytes that the source gave";
+        counter chunks as Chunks: "sluice_ledger_source_chunks", "Chunks cut";
+        counter raw_chunks as RawChunks: "sluice_ledger_source_raw_chunks", "Chunks that were chosen to go out raw";
+        counter raw_fallbacks as RawFallbacks: "sluice_ledger_source_raw_fallbacks", "Chunks that went out raw because the encoders were behind";
+        counter hastened as Hastened: "sluice_ledger_source_hastened_chunks", "Chunks packed at a faster level than the configured one";
+        counter waits as Waits: "sluice_ledger_source_waits", "Times that the source was not asked because the fan-out was behind";
+        gauge emission_ns as EmissionNs: "sluice_ledger_source_emission_nanoseconds", "From the first to the last byte of the last ledger";
+        gauge open as Open: "sluice_ledger_source_open", "Whether a ledger is being emitted";
+        gauge latest as Latest: "sluice_ledger_source_latest_sequence", "Last ledger that the source gave whole";
+    }
+}
+
+counter_set! {
+    /// What an encoder counts.
+    EncodeCounters, EncodeCounter {
+        counter chunks as Chunks: "sluice_ledger_encoder_chunks", "Chunks packed";
+        counter raw_bytes as RawBytes: "sluice_ledger_encoder_raw_bytes", "Their bytes";
+        counter packed_bytes as PackedBytes: "sluice_ledger_encoder_packed_bytes", "Bytes that they were packed into";
+        counter unpacked as Unpacked: "sluice_ledger_encoder_unpacked_chunks", "Chunks that packing would not have made smaller, and that went out raw";
+        counter waits as Waits: "sluice_ledger_encoder_waits", "Times that it waited because the fan-out was behind";
+    }
+}
+
+counter_set! {
+    /// What a relay counts.
+    RelayCounters, RelayCounter {
+        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server";
+        counter disconnects as Disconnects: "sluice_ledger_relay_disconnects", "Connections that were lost";
+        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers verified and passed on";
+        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of their messages";
+        counter restarts as Restarts: "sluice_ledger_relay_restarts", "Times that an open ledger began again";
+        counter waits as Waits: "sluice_ledger_relay_waits", "Turns in which nothing was read because the fan-out was behind";
+        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the connection to the upstream server stands";
+        gauge latest as Latest: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
+    }
+}
+
+counter_set! {
     /// What the fan-out counts.
     FanoutCounters, FanoutCounter {
         gauge oldest as Oldest: "sluice_ledger_oldest_sequence", "Oldest ledger that is kept; 0: none is";
