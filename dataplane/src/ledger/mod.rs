@@ -38,6 +38,7 @@ pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
+mod socket;
 #[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]

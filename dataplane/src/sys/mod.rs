@@ -21,6 +21,8 @@ mod netlink;
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "ledger-client")]
+pub mod poll;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
 #[cfg(any(feature = "mirror", feature = "ledger"))]

@@ -117,7 +117,7 @@ fn log(notice: Notice<'_>) {
 /// The failure of a stream, with its exit code: what the server or its ledgers did wrong is a difference.
 fn failure(error: FollowError) -> Failure {
     let exit = match &error {
-        FollowError::Url(_) | FollowError::Tls(_) => Exit::Usage,
+        FollowError::Url(_) | FollowError::Tls { .. } => Exit::Usage,
         FollowError::Connect { .. } | FollowError::Host(_) | FollowError::Cancelled => Exit::Host,
         FollowError::Stream { source, .. } => match source {
             ClientError::Refused { status, .. } if *status < 500 => Exit::Usage,
