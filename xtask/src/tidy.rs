@@ -170,8 +170,10 @@ fn is_pure(inside: &str) -> bool {
     let worker = inside.ends_with("_worker.rs");
     let pure_ledger = [
         "ledger/assemble",
+        "ledger/bench",
         "ledger/chunker",
         "ledger/client",
+        "ledger/codec",
         "ledger/compress",
         "ledger/flows",
         "ledger/hub",

@@ -338,7 +338,7 @@ pub struct LedgerServe {
 
     /// Bytes of a chunk.
     pub chunk_size: Bytes,
-    /// Bytes of the last chunks of a ledger whose length is known.
+    /// Bytes of the last chunks of a ledger whose length is known; see [`LedgerServe::tail_size`].
     pub tail_size: Bytes,
     /// When chunks are compressed.
     pub compress: Compress,
@@ -370,6 +370,23 @@ pub struct LedgerServe {
     pub tokens: Option<PathBuf>,
     /// Listen beyond this host without TLS or tokens.
     pub insecure: bool,
+
+    /// What only a measurement asks for; no key of the TOML.
+    #[serde(skip)]
+    pub trial: LedgerTrial,
+}
+
+/// What `sluice ledger bench` asks of a server, and nothing else does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LedgerTrial {
+    /// The source is not asked before so many subscribers are there.
+    pub hold_for: u32,
+    /// A ledger is sent only when its last byte has come: store and forward, the comparison row.
+    pub whole: bool,
+    /// END is stamped when the encoders are done with the ledger, as the peer does, and not with the source's last byte.
+    pub stamp_drained: bool,
+    /// A source that has no more is not told of: subscribers stay, and what is kept stays readable.
+    pub stay: bool,
 }
 
 impl Default for LedgerServe {
@@ -410,7 +427,7 @@ impl Default for LedgerServe {
             upstream_ca: None,
             upstream_flows: 1,
             chunk_size: Bytes(256 << 10),
-            tail_size: Bytes(32 << 10),
+            tail_size: LedgerServe::TAIL_SIZE,
             compress: Compress::Auto,
             compress_level: 1,
             compress_workers: 0,
@@ -424,6 +441,7 @@ impl Default for LedgerServe {
             key: None,
             tokens: None,
             insecure: false,
+            trial: LedgerTrial::default(),
         }
     }
 }
@@ -431,6 +449,8 @@ impl Default for LedgerServe {
 impl LedgerServe {
     /// The port of the protocol by custom.
     pub const PORT: u16 = 8_462;
+    /// An eighth of a chunk: what comes last is encoded, sent and decoded in an eighth of the time.
+    pub const TAIL_SIZE: Bytes = Bytes(32 << 10);
 
     /// A server with every default.
     pub fn new(core: impl Into<String>) -> LedgerServe {
@@ -456,6 +476,11 @@ impl LedgerServe {
             workers => workers as usize,
         };
         cores.iter().copied().cycle().take(workers).collect()
+    }
+
+    /// Bytes of the last chunks: never more than those of all others.
+    pub fn tail_size(&self) -> Bytes {
+        self.tail_size.min(self.chunk_size)
     }
 
     /// Where the segments are.

@@ -229,6 +229,11 @@ impl Keeper {
         (keeper, Opened { stored, left_out, torn_bytes })
     }
 
+    /// Segments to come have this number or higher ones: names below are taken, by files that could not be read.
+    pub fn numbers_from(&mut self, number: u64) {
+        self.next_number = self.next_number.max(number);
+    }
+
     /// A completed ledger: what [`Hub::end`] gave back, and what is known of it.
     pub fn offer(&mut self, facts: Facts, frames: Replay) {
         self.queue.push_back((facts, frames));

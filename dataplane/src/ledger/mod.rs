@@ -3,16 +3,26 @@
 //! May use: what lies below the jobs (`wire`, `sys`, …); the protocol's machines are pure. Never does: use another job, or let
 //! a subscriber, a disk or an encoder hold a source back.
 
+#[cfg(feature = "ledger")]
+pub mod archive;
 pub mod assemble;
+#[cfg(feature = "ledger")]
+pub mod bench;
 #[cfg(feature = "ledger")]
 pub mod chunker;
 pub mod client;
 pub mod client_tls;
 #[cfg(feature = "ledger")]
+pub mod codec;
+#[cfg(feature = "ledger")]
 pub mod compress;
 pub mod dump;
 #[cfg(feature = "ledger")]
+pub mod encode_worker;
+#[cfg(feature = "ledger")]
 pub mod event;
+#[cfg(feature = "ledger")]
+pub mod files;
 #[cfg(feature = "ledger")]
 pub mod flows;
 pub mod follow;
@@ -33,6 +43,7 @@ pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
 pub mod relay_worker;
+pub mod reload;
 #[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
@@ -42,7 +53,15 @@ mod socket;
 #[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
+pub mod source_counters;
+#[cfg(feature = "ledger")]
+pub mod source_worker;
+#[cfg(feature = "ledger")]
 pub mod synthetic;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod tls;
+#[cfg(feature = "ledger")]
+pub mod tokens;
 pub mod unpack;
 pub mod url;
 

@@ -330,29 +330,49 @@ pub fn read_record(
     if !head.starts_with(RECORD_MAGIC) {
         return Ok(Err("no record begins here"));
     }
-    let mut fields = Fields(&head[COVERED_AT..]);
-    let (sequence, frames) = (fields.u32(), fields.u32());
-    let [wire_bytes, raw_bytes, xxh64, completed_ns, segment, own_offset] = [(); 6].map(|()| fields.u64());
-    let stored = Stored { sequence, frames, wire_bytes, segment, offset: own_offset };
-    let record = Record { stored, raw_bytes, xxh64, completed_ns: completed_ns as i64 };
+    let (record, _) = head_fields(&head);
     // Before the checksum, so that a damaged count cannot make a reader allocate.
-    if frames > FRAMES_MAX || wire_bytes > WIRE_BYTES_MAX || record.bytes() > left {
+    if record.stored.frames > FRAMES_MAX || record.stored.wire_bytes > WIRE_BYTES_MAX || record.bytes() > left {
         return Ok(Err("the file ends inside a record"));
     }
     head.resize(record.frames_at() as usize, 0);
     bytes.read(offset + RECORD_HEADER_BYTES as u64, &mut head[RECORD_HEADER_BYTES..])?;
-    if checksum(&[&head[COVERED_AT..]]) != head[CHECKSUM_AT..COVERED_AT] {
-        return Ok(Err("a record's checksum does not hold"));
+    Ok(parse_record(&head, number, offset))
+}
+
+/// A record header's fields as they stand there, and the rest of the bytes.
+fn head_fields(head: &[u8]) -> (Record, &[u8]) {
+    let mut fields = Fields(&head[COVERED_AT..]);
+    let (sequence, frames) = (fields.u32(), fields.u32());
+    let [wire_bytes, raw_bytes, xxh64, completed_ns, segment, offset] = [(); 6].map(|()| fields.u64());
+    let stored = Stored { sequence, frames, wire_bytes, segment, offset };
+    (Record { stored, raw_bytes, xxh64, completed_ns: completed_ns as i64 }, fields.0)
+}
+
+/// Reads a record's header and index, `head`, of a record at `offset` of segment `number`.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn parse_record(head: &[u8], number: u64, offset: u64) -> Result<(Record, Vec<FrameCheck>), &'static str> {
+    if head.len() < RECORD_HEADER_BYTES || !head.starts_with(RECORD_MAGIC) {
+        return Err("no record begins here");
     }
-    if (segment, own_offset) != (number, offset) || !(1..=SEQUENCE_MAX).contains(&sequence) {
-        return Ok(Err("a record that belongs elsewhere"));
+    let (record, index) = head_fields(head);
+    let Stored { sequence, frames, wire_bytes, .. } = record.stored;
+    let whole = u64::from(frames) * INDEX_ENTRY_BYTES as u64 == index.len() as u64;
+    if !whole || checksum(&[&head[COVERED_AT..]]) != head[CHECKSUM_AT..COVERED_AT] {
+        return Err("a record's checksum does not hold");
     }
-    let mut index = Fields(&head[RECORD_HEADER_BYTES..]);
+    if (record.stored.segment, record.stored.offset) != (number, offset) || !(1..=SEQUENCE_MAX).contains(&sequence) {
+        return Err("a record that belongs elsewhere");
+    }
+    let mut index = Fields(index);
     let checks: Vec<FrameCheck> = (0..frames).map(|_| FrameCheck { bytes: index.u32(), xxh3: index.u64() }).collect();
-    if checks.iter().map(|check| u64::from(check.bytes)).sum::<u64>() != wire_bytes {
-        return Ok(Err("a record's frames do not add up"));
+    // BEGIN and END are always there.
+    if frames < 2 || checks.iter().map(|check| u64::from(check.bytes)).sum::<u64>() != wire_bytes {
+        return Err("a record's frames do not add up");
     }
-    Ok(Ok((record, checks)))
+    Ok((record, checks))
 }
 
 /// Checks frames that were read together: the first `checks.len()` frames of `bytes`.
@@ -515,7 +535,7 @@ pub fn run(checks: &[FrameCheck], bytes_max: u64) -> (usize, u64) {
 }
 
 /// What of several segments can be served: the longest dense run of one identity that ends with the latest ledger.
-pub fn serveable(segments: &[Segment]) -> Vec<Record> {
+pub fn serveable<'a>(segments: impl IntoIterator<Item = &'a Segment>) -> Vec<Record> {
     let mut kept: Vec<Record> = Vec::new();
     let mut run: Option<&Run> = None;
     for segment in segments {

@@ -96,11 +96,12 @@ pub enum SyntheticError {
     },
 }
 
-/// A run of made-up ledgers, in one buffer that is used again.
+/// A run of made-up ledgers, written into buffers that are used again.
 pub struct Synthetic {
     next: u32,
     last: u32,
     shape: Shape,
+    bytes: usize,
     buffer: Vec<u8>,
     done: bool,
 }
@@ -117,20 +118,29 @@ impl Synthetic {
         let last = if count == 0 { Some(SEQUENCE_MAX) } else { start.checked_add(count - 1) };
         let last = last.filter(|&last| start >= 1 && last <= SEQUENCE_MAX && start <= last);
         let last = last.ok_or(SyntheticError::Sequences { start, count })?;
-        Ok(Synthetic { next: start, last, shape, buffer: vec![0; bytes as usize], done: false })
+        Ok(Synthetic { next: start, last, shape, bytes: bytes as usize, buffer: Vec::new(), done: false })
     }
 
-    /// The next ledger: its sequence and its bytes.
+    /// The next ledger: its sequence and its bytes, in the run's own buffer.
     #[allow(clippy::should_implement_trait)] // What it gives borrows from it.
     pub fn next(&mut self) -> Option<(u32, &[u8])> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let sequence = self.next_into(&mut buffer);
+        self.buffer = buffer;
+        Some((sequence?, &self.buffer))
+    }
+
+    /// Writes the next ledger over `ledger`, which gets its length; its sequence.
+    pub fn next_into(&mut self, ledger: &mut Vec<u8>) -> Option<u32> {
         if self.done {
             return None;
         }
         let sequence = self.next;
         self.done = sequence == self.last;
         self.next = sequence.wrapping_add(1);
-        write(sequence, self.shape, &mut self.buffer);
-        Some((sequence, &self.buffer))
+        ledger.resize(self.bytes, 0);
+        write(sequence, self.shape, ledger);
+        Some(sequence)
     }
 }
 

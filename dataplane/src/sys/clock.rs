@@ -26,6 +26,27 @@ pub fn tai_ns() -> i64 {
     read(libc::CLOCK_TAI)
 }
 
+/// CPU time of this process so far, all its threads (those of its io_urings too), ns.
+pub fn process_cpu_ns() -> i64 {
+    read(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// CPU time of the calling thread so far, ns.
+pub fn thread_cpu_ns() -> i64 {
+    read(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// CPU time of another process so far, ns; `None` when there is no such process.
+pub fn process_cpu_of(process: u32) -> Option<i64> {
+    let mut clock = 0;
+    // SAFETY: `clock` is a valid, exclusive pointer for the duration of the call.
+    let found = unsafe { libc::clock_getcpuclockid(libc::pid_t::try_from(process).ok()?, &mut clock) };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid, exclusive pointer for the duration of the call.
+    (found == 0 && unsafe { libc::clock_gettime(clock, &mut time) } == 0)
+        .then_some(time.tv_sec * 1_000_000_000 + time.tv_nsec)
+}
+
 /// TAI − UTC in whole seconds as the kernel holds it (adjtimex); 0 means that nobody has set it.
 pub fn tai_offset_seconds() -> i32 {
     // SAFETY: an all-zero timex is a valid value (modes = 0 only reads).
@@ -83,6 +104,18 @@ fn read(clock: libc::clockid_t) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_time_is_told_for_a_thread_its_process_and_another() {
+        let before = (thread_cpu_ns(), process_cpu_ns());
+        let mut sum = 0_u64;
+        while thread_cpu_ns() < before.0 + 2_000_000 {
+            sum = std::hint::black_box(sum + 1);
+        }
+        assert!(process_cpu_ns() >= before.1 + 2_000_000);
+        assert!(process_cpu_of(std::process::id()).expect("this process") >= before.1 + 2_000_000);
+        assert_eq!(process_cpu_of(0x3fff_ffff), None, "no such process");
+    }
 
     #[test]
     fn a_step_is_told_from_a_slew() {

@@ -130,6 +130,42 @@ pub fn open_existing(path: &Path) -> io::Result<File> {
     open(&path_text(path)?, libc::O_RDWR | libc::O_CLOEXEC)
 }
 
+/// Why a small file cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SmallFileError {
+    /// The system's word.
+    #[error("{0}; its owner and mode decide who may read it")]
+    Read(#[from] io::Error),
+    /// A directory, a pipe, a device.
+    #[error("is no regular file")]
+    NoFile,
+    /// Longer than was allowed, in bytes.
+    #[error("is longer than {0} bytes")]
+    TooLong(u64),
+}
+
+/// A small regular file, whole: at most `bytes_max` bytes. Never waits, as for the writer of a pipe: that is no file.
+///
+/// # Errors
+/// See [`SmallFileError`].
+pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>, SmallFileError> {
+    use std::io::Read;
+    let file = open(&path_text(path)?, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK)?;
+    if !file.metadata()?.is_file() {
+        return Err(SmallFileError::NoFile);
+    }
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max { Err(SmallFileError::TooLong(bytes_max)) } else { Ok(bytes) }
+}
+
+/// The mode of a file that every user of the host may read or write; `None` for others, and where there is none.
+pub fn open_to_all(path: &Path) -> Option<u32> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
+    (mode & 0o006 != 0).then_some(mode)
+}
+
 fn open(name: &CStr, flags: i32) -> io::Result<File> {
     // SAFETY: `name` is a NUL-terminated string that outlives the call.
     let fd = unsafe { libc::open(name.as_ptr(), flags, 0o644) };

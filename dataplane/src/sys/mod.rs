@@ -17,12 +17,16 @@ pub mod frames;
 pub mod futex;
 #[cfg(feature = "capture")]
 mod netlink;
+#[cfg(feature = "ledger")]
+pub mod netns;
 #[cfg(feature = "capture")]
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
 #[cfg(feature = "ledger-client")]
 pub mod poll;
+#[cfg(feature = "ledger")]
+pub mod process;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]
 pub mod random;
 #[cfg(any(feature = "mirror", feature = "ledger"))]
@@ -39,5 +43,7 @@ pub mod tcp;
 pub mod udp;
 #[cfg(feature = "runtime")]
 pub mod uring;
+#[cfg(feature = "ledger")]
+pub mod wait;
 #[cfg(feature = "capture")]
 pub mod xsk;

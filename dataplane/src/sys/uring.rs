@@ -13,12 +13,14 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::file::{AlignedBuffer, Arena};
 
+mod files;
 mod held;
 pub mod shared;
 #[cfg(test)]
 mod socket_tests;
 mod sockets;
 
+pub use files::Frozen;
 use held::Held;
 
 /// Where the kernel says whether io_uring may be used.

@@ -2,6 +2,11 @@
 //!
 //! May use: `sys`, and the pure parts of `ledger`. Never does: wait, or know who the ledgers are for.
 
+mod ahead;
+pub mod held;
+mod paced;
+pub mod synthetic;
+
 use std::os::fd::RawFd;
 
 /// What a source did when it was asked.

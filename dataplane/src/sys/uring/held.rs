@@ -3,10 +3,12 @@
 //! A request that names memory is queued under a number of this table in place of the caller's `user_data`; when its
 //! completion is taken, the caller's `user_data` is put back and the memory becomes available to the caller again.
 
+use std::ffi::CString;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
 
+use super::files::Gather;
 use super::shared::Batch;
 
 /// The upper 16 bits of `user_data` that mark a number of this table. The runtime gives workers their place on the core
@@ -25,6 +27,14 @@ pub(super) enum Kept {
     Send(Vec<u8>),
     /// Shared parts to be sent.
     Batch(Box<Batch>),
+    /// The name of a file to be opened: a descriptor comes back.
+    Open(CString),
+    /// The name of a file to be removed.
+    Name(CString),
+    /// The names of a rename.
+    Names(CString, CString),
+    /// The pieces of a write.
+    Gather(Gather),
 }
 
 struct Request {
@@ -91,8 +101,8 @@ impl Held {
         let at = (key & !MARK) as usize;
         let Some(Some(request)) = self.requests.get(at) else { return key };
         let user_data = request.user_data;
-        if matches!(request.kept, Kept::Accept) && result >= 0 {
-            // SAFETY: the kernel made this descriptor for the accept that completes here; nobody else knows it.
+        if matches!(request.kept, Kept::Accept | Kept::Open(_)) && result >= 0 {
+            // SAFETY: the kernel made this descriptor for the accept or open that completes here; nobody else knows it.
             self.descriptor = Some(unsafe { OwnedFd::from_raw_fd(result) });
         }
         if self.more {
@@ -111,7 +121,10 @@ impl Held {
                 self.batch = Some(batch);
                 None
             }
-            Some(Kept::Accept | Kept::Address(_)) | None => None,
+            Some(
+                Kept::Accept | Kept::Address(_) | Kept::Open(_) | Kept::Name(_) | Kept::Names(..) | Kept::Gather(_),
+            )
+            | None => None,
         };
         user_data
     }

@@ -1,0 +1,244 @@
+//! Whether a chunk is packed, and how hard: by what was asked for, by what the encoders still have to do, and by what the
+//! subscribers' links can take.
+//!
+//! The numbers are weighed in docs/design/0032-ledger-sources-and-levels.md.
+
+/// What was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Policy {
+    /// Packed, unless encoding is behind or the links have slack.
+    #[default]
+    Auto,
+    /// Every chunk goes to an encoder.
+    Always,
+    /// Every chunk goes as it is.
+    Never,
+}
+
+/// What one chunk is judged by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Situation {
+    /// Bytes that the least loaded encoder has still to pack.
+    pub waiting_bytes: u64,
+    /// Bytes of a full chunk.
+    pub chunk_bytes: u64,
+    /// Bytes of the ledger that come after this chunk, where that is known.
+    pub left_bytes: Option<u64>,
+    /// The links take this ledger as it is while it is being emitted ([`has_slack`]).
+    pub slack: bool,
+}
+
+/// What becomes of a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Choice {
+    /// As it is.
+    Raw,
+    /// Packed at this zstd level.
+    Level(i32),
+}
+
+/// Levels that take the place of the configured one as work piles up, each from so many halves of a chunk on that wait for the
+/// least loaded encoder. At 256 KiB a core packs 2.0 GiB/s at level 1, 2.3 at −1, 2.6 at −3 and 2.7 at −5 (ledgers shaped like XDR).
+const FASTER: [(u64, i32); 3] = [(3, -5), (2, -3), (1, -1)];
+/// From so many halves of a chunk on the encoder is not given more: the chunk goes raw. Two chunks at −5 are 0.2 ms of work.
+const RAW_HALVES: u64 = 4;
+/// Full chunks at a ledger's end of which none goes raw. On a link of 5 Gbit/s a raw chunk takes 0.44 ms, and what it holds up
+/// is made good at 0.07 ms a packed chunk: here it would be paid for after the last byte.
+const TAIL_CHUNKS: u64 = 16;
+
+/// What becomes of a chunk.
+pub fn choose(policy: Policy, level: i32, situation: &Situation) -> Choice {
+    let Situation { waiting_bytes, chunk_bytes, left_bytes, slack } = *situation;
+    match policy {
+        Policy::Never => return Choice::Raw,
+        Policy::Always => return Choice::Level(level),
+        Policy::Auto if slack => return Choice::Raw,
+        Policy::Auto => {}
+    }
+    let halves = waiting_bytes.saturating_mul(2) / chunk_bytes.max(1);
+    let tail = left_bytes.is_some_and(|left| left < TAIL_CHUNKS * chunk_bytes);
+    if halves >= RAW_HALVES && !tail {
+        return Choice::Raw;
+    }
+    let faster = FASTER.iter().find(|(from, _)| halves >= *from).map_or(level, |(_, faster)| *faster);
+    Choice::Level(level.min(faster))
+}
+
+/// How much faster than the source the slowest live subscriber must be before chunks go to it as they are: the margin is for
+/// the rest of the link's traffic and for the error of both rates.
+const SLACK_TIMES: (u64, u64) = (3, 2);
+
+/// Whether the links can take ledgers as they are: somebody follows live, and the slowest of those is known to take bytes more
+/// than 1.5 times as fast as the source gives them. Rates in bytes/s; 0 is not known.
+pub fn has_slack(live_subscribers: u64, slowest_rate: u64, source_rate: u64) -> bool {
+    let (times, of) = SLACK_TIMES;
+    live_subscribers > 0 && source_rate > 0 && slowest_rate / times > source_rate / of
+}
+
+/// Ledgers whose rates are remembered.
+const LEDGERS_REMEMBERED: usize = 8;
+
+/// How fast the source gave its last ledgers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SourceRate {
+    rates: [u64; LEDGERS_REMEMBERED],
+    next: usize,
+}
+
+impl SourceRate {
+    /// A ledger of `bytes` was emitted in `ns`.
+    pub fn ledger(&mut self, bytes: u64, ns: i64) {
+        let ns = u128::try_from(ns).unwrap_or(0).max(1);
+        let rate = u128::from(bytes) * 1_000_000_000 / ns;
+        self.rates[self.next] = u64::try_from(rate).unwrap_or(u64::MAX);
+        self.next = (self.next + 1) % LEDGERS_REMEMBERED;
+    }
+
+    /// The fastest of the last ledgers, bytes/s; 0 before the first.
+    pub fn bytes_per_second(&self) -> u64 {
+        self.rates.into_iter().max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: u64 = 262_144;
+
+    fn auto(waiting_halves: u64, left_chunks: Option<u64>) -> Choice {
+        let left_bytes = left_chunks.map(|chunks| chunks * CHUNK);
+        let waiting_bytes = waiting_halves * CHUNK / 2;
+        choose(Policy::Auto, 1, &Situation { waiting_bytes, chunk_bytes: CHUNK, left_bytes, slack: false })
+    }
+
+    #[test]
+    fn the_level_follows_the_load() {
+        use Choice::{Level, Raw};
+        for (halves, early, late) in [
+            (0, Level(1), Level(1)),
+            (1, Level(-1), Level(-1)),
+            (2, Level(-3), Level(-3)),
+            (3, Level(-5), Level(-5)),
+            (4, Raw, Level(-5)),
+            (32, Raw, Level(-5)),
+        ] {
+            assert_eq!((auto(halves, Some(40)), auto(halves, Some(15))), (early, late), "{halves} halves");
+            assert_eq!(auto(halves, None), early, "a length that is not known has no end in sight");
+        }
+        let tail = Situation { waiting_bytes: 40_000, chunk_bytes: CHUNK, left_bytes: Some(0), slack: false };
+        assert_eq!(
+            choose(Policy::Auto, 3, &tail),
+            Level(3),
+            "what waits is counted in bytes: pieces of a tail are little"
+        );
+    }
+
+    #[test]
+    fn a_configured_level_is_only_made_faster() {
+        let situation = |waiting_bytes| Situation { waiting_bytes, chunk_bytes: CHUNK, left_bytes: None, slack: false };
+        assert_eq!(choose(Policy::Auto, -4, &situation(0)), Choice::Level(-4));
+        assert_eq!(choose(Policy::Auto, -4, &situation(CHUNK)), Choice::Level(-4), "-3 would be slower");
+        assert_eq!(choose(Policy::Auto, -4, &situation(CHUNK * 3 / 2)), Choice::Level(-5));
+        assert_eq!(choose(Policy::Auto, 9, &situation(CHUNK / 2)), Choice::Level(-1));
+    }
+
+    #[test]
+    fn what_was_asked_for_comes_first() {
+        let busy = Situation { waiting_bytes: u64::MAX, chunk_bytes: CHUNK, left_bytes: None, slack: true };
+        assert_eq!(choose(Policy::Always, 2, &busy), Choice::Level(2));
+        assert_eq!(choose(Policy::Never, 2, &Situation { waiting_bytes: 0, slack: false, ..busy }), Choice::Raw);
+        assert_eq!(choose(Policy::Auto, 2, &Situation { waiting_bytes: 0, ..busy }), Choice::Raw, "slack");
+    }
+
+    #[test]
+    fn slack_is_a_known_link_half_as_fast_again_as_the_source() {
+        for (live, slowest, source, slack) in [
+            (1, 3_100, 2_000, true),
+            (1, 2_990, 2_000, false),
+            (0, u64::MAX, 1, false),
+            (5, 0, 2_000, false),
+            (5, u64::MAX, 0, false),
+            (1, u64::MAX, u64::MAX, false),
+        ] {
+            assert_eq!(has_slack(live, slowest, source), slack, "{live} at {slowest} of {source}");
+        }
+    }
+
+    #[test]
+    fn the_sources_rate_is_that_of_its_fastest_ledger_of_late() {
+        let mut rate = SourceRate::default();
+        assert_eq!(rate.bytes_per_second(), 0);
+        rate.ledger(1_000, 1_000_000_000);
+        rate.ledger(1_000, 500_000_000);
+        rate.ledger(1_000, 2_000_000_000);
+        assert_eq!(rate.bytes_per_second(), 2_000);
+        for _ in 0..LEDGERS_REMEMBERED {
+            rate.ledger(10, 1_000_000_000);
+        }
+        assert_eq!(rate.bytes_per_second(), 10, "what is long past is forgotten");
+        rate.ledger(u64::MAX, 0);
+        rate.ledger(5, -1);
+        assert_eq!(rate.bytes_per_second(), u64::MAX, "an emission without a length is as fast as can be");
+    }
+
+    /// A ledger through one encoder: chunks come evenly over the window; the source takes all that is due, then the encoder packs
+    /// one chunk, then what is packed is sent. Returns how long after the last byte the last chunk is on its way, µs, and how
+    /// many chunks went raw. `costs` are µs a chunk at levels 1, −1, −3 and −5.
+    fn tail_us(costs: [u64; 4], own_core: bool) -> (u64, usize) {
+        const WINDOW: u64 = 7_500;
+        const LEDGER: u64 = 15_196_160;
+        // Reading with hashing, and sending a packed chunk, on the source's core.
+        const READ: u64 = 18;
+        const SEND: u64 = 15;
+        let mut sizes = vec![CHUNK; (LEDGER / CHUNK) as usize];
+        let rest = LEDGER % CHUNK;
+        sizes.extend(std::iter::repeat_n(32_768, (rest / 32_768) as usize));
+        sizes.push(LEDGER - sizes.iter().sum::<u64>());
+        let (mut now, mut encoder_free, mut raw, mut came) = (0, 0, 0, 0);
+        let mut queue = std::collections::VecDeque::new();
+        let mut next = 0;
+        while next < sizes.len() || !queue.is_empty() {
+            let before = now;
+            while next < sizes.len() && WINDOW * (came + sizes[next]) / LEDGER <= now {
+                came += sizes[next];
+                now += READ * sizes[next] / CHUNK;
+                let waiting_bytes = queue.iter().map(|(bytes, _)| bytes).sum();
+                let situation =
+                    Situation { waiting_bytes, chunk_bytes: CHUNK, left_bytes: Some(LEDGER - came), slack: false };
+                match choose(Policy::Auto, 1, &situation) {
+                    Choice::Raw => raw += 1,
+                    Choice::Level(level) => queue.push_back((sizes[next], level)),
+                }
+                next += 1;
+            }
+            if let Some(&(bytes, level)) = queue.front()
+                && (!own_core || encoder_free <= now)
+            {
+                queue.pop_front();
+                let cost =
+                    costs[[1, -1, -3, -5].iter().position(|known| *known == level).expect("known")] * bytes / CHUNK;
+                if own_core {
+                    encoder_free = now + cost;
+                } else {
+                    now += cost;
+                }
+                now += SEND * bytes / CHUNK;
+            }
+            now += u64::from(now == before);
+        }
+        (now.max(encoder_free).saturating_sub(WINDOW), raw)
+    }
+
+    #[test]
+    fn the_tail_stays_short_where_level_1_takes_longer_than_the_window() {
+        // Real metas: level 1 takes 7.8 ms for the 58 chunks; the others are as much faster as on ledgers shaped like XDR.
+        let real = [134, 113, 101, 98];
+        let (tail, raw) = tail_us(real, false);
+        assert!(tail <= 450 && raw <= 6, "one core: {tail} µs, {raw} raw");
+        let (tail, raw) = tail_us(real, true);
+        assert!(tail <= 200 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
+        let (tail, raw) = tail_us([66, 54, 38, 35], false);
+        assert!(tail <= 100 && raw == 0, "synthetic: {tail} µs, {raw} raw");
+    }
+}

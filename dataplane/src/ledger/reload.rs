@@ -1,0 +1,126 @@
+//! What is read again when the operator asks for it (SIGHUP): the certificate with its key, and the tokens.
+//!
+//! The control thread holds a [`Reload`]; a fan-out has clones of what is in it, and sees the new ones at the next connection it
+//! accepts, for the price of one load.
+
+use std::path::Path;
+
+#[cfg(feature = "ledger-tls")]
+use super::tls::{TlsLoadError, TlsServer};
+use super::tokens::{Tokens, TokensError};
+use crate::config::LedgerServe;
+use crate::sys::file::open_to_all;
+
+/// Why it cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The tokens.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
+    /// The certificate or its key.
+    #[cfg(feature = "ledger-tls")]
+    #[error(transparent)]
+    Tls(#[from] TlsLoadError),
+    /// A build without TLS.
+    #[error(
+        "cert is given, but this build has no TLS: build it with the feature ledger-tls, or leave cert and key out"
+    )]
+    NoTls,
+}
+
+impl ReloadError {
+    /// The key of the configuration that it is about.
+    pub fn key(&self) -> &'static str {
+        match self {
+            ReloadError::Tokens(_) => "tokens",
+            #[cfg(feature = "ledger-tls")]
+            ReloadError::Tls(TlsLoadError::Key { .. } | TlsLoadError::Read { what: "key", .. }) => "key",
+            #[cfg(feature = "ledger-tls")]
+            ReloadError::Tls(_) => "cert",
+            ReloadError::NoTls => "cert",
+        }
+    }
+}
+
+/// What can be read again. Cheap to clone: clones are handles on the same.
+#[derive(Clone, Default)]
+pub struct Reload {
+    /// The certificate with its key; none: plain connections.
+    #[cfg(feature = "ledger-tls")]
+    pub tls: Option<TlsServer>,
+    /// The tokens; none: everybody may subscribe.
+    pub tokens: Option<Tokens>,
+}
+
+impl Reload {
+    /// Reads what the configuration names.
+    ///
+    /// # Errors
+    /// All that is wrong.
+    pub fn load(serve: &LedgerServe) -> Result<Reload, Vec<ReloadError>> {
+        let mut reload = Reload::default();
+        let mut errors = Vec::new();
+        if let (Some(cert), Some(key)) = (&serve.cert, &serve.key) {
+            #[cfg(feature = "ledger-tls")]
+            match TlsServer::load(cert, key) {
+                Ok(tls) => reload.tls = Some(tls),
+                Err(error) => errors.push(error.into()),
+            }
+            #[cfg(not(feature = "ledger-tls"))]
+            {
+                let _ = (cert, key);
+                errors.push(ReloadError::NoTls);
+            }
+        }
+        match serve.tokens.as_deref().map(Tokens::load) {
+            Some(Ok(tokens)) => reload.tokens = Some(tokens),
+            Some(Err(error)) => errors.push(error.into()),
+            None => {}
+        }
+        if errors.is_empty() { Ok(reload) } else { Err(errors) }
+    }
+
+    /// Reads everything again, and logs what came of it. What cannot be read stays as it was.
+    pub fn reload(&self) {
+        #[cfg(feature = "ledger-tls")]
+        if let Some(tls) = &self.tls {
+            match tls.reload() {
+                Ok(()) => tracing::info!(cert = %tls.cert().display(), "certificate read again, for new connections"),
+                Err(error) => tracing::error!("{error}; the certificate so far stays"),
+            }
+        }
+        if let Some(tokens) = &self.tokens {
+            match tokens.reload() {
+                Ok(count) => {
+                    tracing::info!(tokens = %tokens.path().display(), count, "tokens read again, for new connections");
+                }
+                Err(error) => tracing::error!("{error}; the tokens so far stay good"),
+            }
+        }
+        self.warn();
+    }
+
+    /// Logs what is wrong but no reason to refuse: secrets that every user of the host may read or write.
+    pub fn warn(&self) {
+        for warning in self.warnings() {
+            tracing::warn!("{warning}");
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        #[cfg(feature = "ledger-tls")]
+        let key = self.tls.as_ref().map(TlsServer::key);
+        #[cfg(not(feature = "ledger-tls"))]
+        let key: Option<&Path> = None;
+        let tokens = self.tokens.as_ref().map(Tokens::path);
+        let secrets = [("key", key), ("tokens", tokens)];
+        secrets.into_iter().filter_map(|(what, path)| open_secret(what, path?)).collect()
+    }
+}
+
+/// A word of warning about a secret's file that every user of the host may read or write.
+fn open_secret(what: &str, path: &Path) -> Option<String> {
+    let mode = open_to_all(path)?;
+    let path = path.display();
+    Some(format!("{what} \"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""))
+}

@@ -1,0 +1,46 @@
+//! Made-up ledgers as a source: the peer's generator, paced.
+
+use super::ahead::{Ahead, Maker};
+use super::paced::Paced;
+use super::{Source, SourceError};
+use crate::ledger::synthetic::{Shape, Synthetic};
+
+/// A run of made-up ledgers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SyntheticSettings {
+    /// The first ledger.
+    pub start: u32,
+    /// How many; 0 is without end.
+    pub count: u32,
+    /// Bytes of each.
+    pub bytes: u64,
+    /// What they hold.
+    pub shape: Shape,
+    /// How long the emission of one takes, ns.
+    pub window_ns: i64,
+    /// From the beginning of one to that of the next, ns.
+    pub interval_ns: i64,
+}
+
+struct Generator(Synthetic);
+
+impl Maker for Generator {
+    fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String> {
+        Ok(self.0.next_into(ledger))
+    }
+}
+
+/// A source of made-up ledgers. Begins to make the first at once, on a thread.
+///
+/// # Errors
+/// A size or a range that cannot be streamed; no thread.
+pub fn open(settings: &SyntheticSettings) -> Result<Box<dyn Source>, SourceError> {
+    let SyntheticSettings { start, count, bytes, shape, window_ns, interval_ns } = *settings;
+    let run = Synthetic::new(start, count, bytes, shape).map_err(|error| SourceError(error.to_string()))?;
+    let shape = match shape {
+        Shape::Noise => "noise",
+        Shape::Compressible => "compressible",
+    };
+    let ahead = Ahead::start("synthetic", Generator(run))?;
+    Ok(Box::new(Paced::new(format!("synthetic {shape} {bytes}"), ahead, window_ns, interval_ns)))
+}
