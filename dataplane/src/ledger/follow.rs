@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::assemble::{Ledger, Limits};
+use super::bearer;
 use super::client::{Advanced, Backoff, Client, ClientError};
 use super::client_tls::{ClientTls, TlsError};
 use super::query::Range;
@@ -114,6 +115,9 @@ pub enum FollowError {
         /// Why.
         source: TlsError,
     },
+    /// What cannot stand in a header's field.
+    #[error("the Authorization value holds a line break, or another character that no field may hold")]
+    Authorization,
     /// No connection.
     #[error("{url}: {source}")]
     Connect {
@@ -203,6 +207,9 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
         notice: F,
     ) -> Result<Follower<F>, FollowError> {
         let url = Url::parse(url)?;
+        if settings.authorization.as_deref().is_some_and(|value| !bearer::is_field_value(value)) {
+            return Err(FollowError::Authorization);
+        }
         let authorities = settings.authorities.as_deref();
         let tls = url.tls.then(|| ClientTls::new(authorities)).transpose();
         let tls = tls.map_err(|source| FollowError::Tls { url: url.to_string(), source })?;
@@ -252,6 +259,12 @@ impl<F: FnMut(Notice<'_>)> Follower<F> {
         self.down_since_ns = None;
         let received_ns = clock::utc_ns();
         Ok(self.client.ledger().map(|ledger| Received { ledger, received_ns }))
+    }
+
+    /// Gives the buffer away whose first bytes are the ledger that [`Follower::next`] gave last, and receives into `other` from now on:
+    /// for whoever keeps ledgers without copying them.
+    pub fn exchange(&mut self, other: Vec<u8>) -> Vec<u8> {
+        self.client.exchange(other)
     }
 
     /// What ends this follower from another thread.

@@ -6,6 +6,7 @@
 #[cfg(feature = "ledger")]
 pub mod archive;
 pub mod assemble;
+pub mod bearer;
 #[cfg(feature = "ledger")]
 pub mod bench;
 #[cfg(feature = "ledger")]
@@ -56,6 +57,8 @@ pub mod source;
 pub mod source_counters;
 #[cfg(feature = "ledger")]
 pub mod source_worker;
+#[cfg(feature = "ledger-async")]
+pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]
@@ -64,6 +67,8 @@ pub mod tls;
 pub mod tokens;
 pub mod unpack;
 pub mod url;
+#[cfg(feature = "check-xdr")]
+pub mod xdr;
 
 #[cfg(all(test, feature = "ledger"))]
 mod stream_tests;
