@@ -44,6 +44,7 @@ pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
 pub mod relay_worker;
+#[cfg(feature = "ledger")]
 pub mod reload;
 #[cfg(feature = "ledger")]
 pub mod retention;
