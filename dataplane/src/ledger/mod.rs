@@ -23,15 +23,19 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
-pub mod files;
+mod fanout;
 #[cfg(feature = "ledger")]
-pub mod flows;
+pub mod fanout_worker;
+#[cfg(feature = "ledger")]
+pub mod files;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
+#[cfg(feature = "ledger")]
+pub mod load;
 pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
@@ -53,6 +57,8 @@ pub mod rpc;
 pub mod session;
 mod socket;
 #[cfg(feature = "ledger")]
+pub mod share;
+#[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
 pub mod source_counters;
@@ -60,6 +66,8 @@ pub mod source_counters;
 pub mod source_worker;
 #[cfg(feature = "ledger-async")]
 pub mod stream;
+#[cfg(feature = "ledger")]
+pub mod stats;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]
