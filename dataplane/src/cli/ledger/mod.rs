@@ -6,6 +6,7 @@ use super::Outcome;
 
 <<<<<<< HEAD
 pub mod bench;
+mod consumer;
 pub mod follow;
 pub mod serve;
 =======
