@@ -18,6 +18,8 @@ mod ledger;
 mod ledger_archive;
 mod ledger_bench;
 mod ledger_outside;
+mod ledger_relay;
+mod ledger_serve;
 mod ledger_source;
 mod no_alloc;
 mod packets;
