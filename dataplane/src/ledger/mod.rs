@@ -22,6 +22,8 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
+pub mod files;
+#[cfg(feature = "ledger")]
 pub mod flows;
 pub mod follow;
 #[cfg(feature = "ledger")]

@@ -11,6 +11,8 @@ pub mod mirrors;
 pub mod netns;
 pub mod pipeline;
 #[cfg(feature = "appliance")]
+pub mod relays;
+#[cfg(feature = "appliance")]
 pub mod rings;
 
 use std::path::PathBuf;

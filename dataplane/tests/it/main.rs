@@ -19,6 +19,7 @@ mod ledger_archive;
 mod ledger_bench;
 mod ledger_outside;
 mod ledger_source;
+mod ledger_relay;
 mod no_alloc;
 mod packets;
 mod pipeline;

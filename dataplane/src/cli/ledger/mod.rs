@@ -6,6 +6,7 @@ use super::Outcome;
 
 pub mod bench;
 pub mod follow;
+pub mod serve;
 
 /// The verbs of `sluice ledger`.
 #[derive(clap::Subcommand, Debug)]
