@@ -240,6 +240,26 @@ impl RecordReader {
         }
     }
 
+    /// Whether [`RecordReader::next`] has nothing to say without more input.
+    pub fn wants_input(&self) -> bool {
+        match self.state {
+            State::Mark | State::Prefix => true,
+            State::Held => false,
+            State::Body => self.left > 0,
+        }
+    }
+
+    /// Bytes of the open record that can be read past this reader, straight to where they go; 0 while its beginning is looked at.
+    pub fn passing_by(&self) -> u32 {
+        if self.state == State::Body { self.left } else { 0 }
+    }
+
+    /// So many of [`RecordReader::passing_by`] were read. Asserts that there were that many.
+    pub fn passed_by(&mut self, bytes: u32) {
+        assert!(bytes <= self.passing_by(), "more of a record was read than it has");
+        self.left -= bytes;
+    }
+
     /// The stream ended.
     ///
     /// # Errors
@@ -400,6 +420,36 @@ mod tests {
         for piece in [1, 3, 5, 4096, stream.len()] {
             assert_eq!(read(&stream, piece), Ok(expected.clone()), "{piece}");
         }
+    }
+
+    #[test]
+    fn bodies_can_be_read_past_the_reader() {
+        let metas = [[meta(1, false, &[], None, 7), vec![9; 10_000]].concat(), meta(0, false, &[], None, 8)];
+        let stream = stream(&metas);
+        let (mut reader, mut rest, mut read) = (RecordReader::default(), &stream[..], Vec::new());
+        loop {
+            let piece = if reader.wants_input() { rest.len().min(100) } else { 0 };
+            if reader.passing_by() > 0 {
+                let bytes = rest.len().min(reader.passing_by() as usize).min(3_000);
+                reader.passed_by(bytes as u32);
+                read.extend_from_slice(&rest[..bytes]);
+                rest = &rest[bytes..];
+                continue;
+            }
+            let mut input = &rest[..piece];
+            let part = reader.next(&mut input).expect("a stream");
+            let done = matches!(part, Part::More) && piece == 0;
+            if let Part::Body(bytes) = part {
+                read.extend_from_slice(bytes);
+            }
+            let left = input.len();
+            rest = &rest[piece - left..];
+            if done {
+                break;
+            }
+        }
+        assert_eq!(reader.finish(), Ok(()));
+        assert!(read == metas.concat());
     }
 
     #[test]
