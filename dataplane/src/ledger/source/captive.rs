@@ -77,7 +77,8 @@ pub fn prepare(settings: &CaptiveSettings) -> Result<Prepared, SourceError> {
     let config = settings.config.as_ref();
     let config = config.ok_or_else(|| refused("core_config is missing: the path of stellar-core's configuration"))?;
     let binary = find_binary(settings.binary.as_deref())?;
-    let text = fs::read_to_string(config).map_err(|error| refused(format!("core_config {}: {error}", config.display())))?;
+    let text =
+        fs::read_to_string(config).map_err(|error| refused(format!("core_config {}: {error}", config.display())))?;
     let table: Table =
         text.parse().map_err(|error| refused(format!("core_config {} is no TOML: {error}", config.display())))?;
     let passphrase = passphrase(&table, settings.passphrase.as_deref(), config)?;
@@ -145,20 +146,14 @@ fn passphrase(table: &Table, asked: Option<&str>, path: &Path) -> Result<String,
             path.display()
         ))),
         (Some(passphrase), _) | (None, Some(passphrase)) => Ok(passphrase.into()),
-        (None, None) => Err(refused(format!(
-            "{} has no NETWORK_PASSPHRASE, and network_passphrase is missing",
-            path.display()
-        ))),
+        (None, None) => {
+            Err(refused(format!("{} has no NETWORK_PASSPHRASE, and network_passphrase is missing", path.display())))
+        }
     }
 }
 
 /// The configuration as core is given it: what it says itself stays; the archives and what a captive core needs is added.
-fn complete(
-    mut table: Table,
-    passphrase: &str,
-    archives: &[String],
-    path: &Path,
-) -> Result<String, SourceError> {
+fn complete(mut table: Table, passphrase: &str, archives: &[String], path: &Path) -> Result<String, SourceError> {
     for forbidden in ["METADATA_OUTPUT_STREAM", "NODE_IS_VALIDATOR"] {
         let harmless = table.get(forbidden).is_none_or(|value| *value == Value::Boolean(false));
         if !harmless {

@@ -40,7 +40,8 @@ pub struct FileSettings {
 pub fn open(settings: &FileSettings) -> Result<Box<dyn Source>, SourceError> {
     let path = &settings.path;
     if settings.kept.as_ref().is_some_and(|kept| is_same(path, kept)) {
-        let what = "is where this server keeps its own ledgers: play another directory, or keep them elsewhere (data_dir)";
+        let what =
+            "is where this server keeps its own ledgers: play another directory, or keep them elsewhere (data_dir)";
         return Err(SourceError(format!("file source: {} {what}", path.display())));
     }
     let reel = Reel::open(path, settings.first).map_err(|what| SourceError(format!("file source: {what}")))?;

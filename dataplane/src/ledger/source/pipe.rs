@@ -223,9 +223,7 @@ impl Piped {
         let part = self.reader.next(&mut input);
         self.head_at = end - input.len();
         match part {
-            Ok(Part::Begin { sequence, bytes }) => {
-                Ok(Some(Poll::Begin { sequence, bytes: Some(u64::from(bytes)) }))
-            }
+            Ok(Part::Begin { sequence, bytes }) => Ok(Some(Poll::Begin { sequence, bytes: Some(u64::from(bytes)) })),
             Ok(Part::Body(body)) if holding => {
                 self.held.clear();
                 self.held.extend_from_slice(body);
@@ -336,7 +334,12 @@ impl Source for Piped {
         };
         let started = process::start(&command);
         let (group, pipe) = started.map_err(|error| self.command.error(format!("cannot be started: {error}")))?;
-        tracing::info!(kind = self.command.kind, pid = group.id(), pipe_bytes = pipe.bytes, "the source's command runs");
+        tracing::info!(
+            kind = self.command.kind,
+            pid = group.id(),
+            pipe_bytes = pipe.bytes,
+            "the source's command runs"
+        );
         if let Some(error) = &pipe.refused {
             let (asked, bytes) = (self.command.pipe_bytes, pipe.bytes);
             tracing::warn!(asked, bytes, %error, "the pipe stays small: raise fs.pipe-max-size (sysctl)");
