@@ -19,6 +19,7 @@ mod ledger_archive;
 mod ledger_bench;
 mod ledger_outside;
 mod ledger_relay;
+mod ledger_serve;
 mod ledger_source;
 mod no_alloc;
 mod packets;
