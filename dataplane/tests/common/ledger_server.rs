@@ -54,6 +54,15 @@ impl Publisher {
         }
     }
 
+    /// The end of what [`Publisher::open`] began.
+    pub fn complete(&mut self) {
+        let (last, end) = self.chunker.finish(clock::utc_ns()).expect("whole");
+        if let Some(chunk) = last {
+            self.hub.chunk(chunk.into_message());
+        }
+        self.hub.end(&end);
+    }
+
     /// The source has no more.
     pub fn finish(&mut self) {
         self.hub.finish(Outcome::Ended);
