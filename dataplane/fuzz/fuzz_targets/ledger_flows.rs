@@ -3,13 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sluice::ledger::flows::{self, Asked};
+use sluice::ledger::share::{self, Asked};
 use sluice::ledger::merge::{Merge, Offer, Verdict};
 use sluice::wire::ledger::{Begin, ChunkHeader, Codec, End, Message};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        if let Ok(Some(Asked::Other { share, .. })) = flows::parse(text) {
+        if let Ok(Some(Asked::Other { share, .. })) = share::parse(text) {
             assert!(share.flow() > 0 && share.flow() < share.flows());
         }
         if let Some(offer) = Offer::parse(text) {

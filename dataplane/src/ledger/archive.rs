@@ -19,14 +19,18 @@ use crate::sys::uring::{CoreRing, Frozen};
 
 mod directory;
 mod operate;
+mod reader;
 mod reads;
+mod recorder;
 
 pub use directory::{
     Contents, DirectoryError, FileBytes, Found, Mode, Torn, Unreadable, directory_of, look, number_of, segment_name,
 };
 use operate::Operation;
+pub use reader::{ReadError, Reader};
 use reads::Reads;
 pub use reads::{Lost, READ_BYTES, ReadCounters, StoredFrames};
+pub use recorder::{RecordError, Recorder};
 
 /// Tags of completions that an archive uses: [`ArchivePort::tag`] and those after it. Its operation has the first, closing the last,
 /// reads those between.

@@ -22,13 +22,19 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
-pub mod flows;
+mod fanout;
+#[cfg(feature = "ledger")]
+pub mod fanout_worker;
+#[cfg(feature = "ledger")]
+pub mod files;
 pub mod follow;
 #[cfg(feature = "ledger")]
 pub mod hub;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
+#[cfg(feature = "ledger")]
+pub mod load;
 pub mod merge;
 #[cfg(feature = "ledger")]
 pub mod message;
@@ -41,6 +47,7 @@ pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
 pub mod relay_worker;
+#[cfg(feature = "ledger")]
 pub mod reload;
 #[cfg(feature = "ledger")]
 pub mod retention;
@@ -48,11 +55,15 @@ pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
 #[cfg(feature = "ledger")]
+pub mod share;
+#[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
 pub mod source_counters;
 #[cfg(feature = "ledger")]
 pub mod source_worker;
+#[cfg(feature = "ledger")]
+pub mod stats;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use super::client::RUN_FIELD;
-use super::flows::{self, Asked, FLOWS_FIELD, Offer, Share};
 use super::hub::{Hub, Kept, Outcome, Replay, Stored};
 use super::message::Encoded;
 use super::query::{self, Range};
+use super::share::{self, Asked, FLOWS_FIELD, Offer, Share};
 use crate::wire::http::{self, Refusal, Request};
 use crate::wire::ledger::close;
 use crate::wire::websocket::{self, ControlKind, Event, FrameReader, Sender};
@@ -235,7 +235,7 @@ pub struct Server<'a> {
 /// What a server decides of a request beside its range. As it stands it is open to everybody, without flows and limits.
 pub trait Door {
     /// Whether who asks may have the stream: the value of `Authorization`, and of the parameter `token`.
-    fn admits(&self, _authorization: Option<&str>, _token: Option<&str>) -> bool {
+    fn admits(&mut self, _authorization: Option<&str>, _token: Option<&str>) -> bool {
         true
     }
 
@@ -446,6 +446,16 @@ impl Connection {
         self.sending_ns = (!drained).then_some(now);
     }
 
+    /// Since when the other side has taken nothing of what is being sent; `None`: nothing is, or it just took something.
+    pub fn sending_since(&self) -> Option<i64> {
+        self.sending_ns
+    }
+
+    /// Whether an answer that ends the connection is on its way, which is sent even to who has ended his half.
+    pub fn is_replying(&self) -> bool {
+        matches!(self.state, State::Reply)
+    }
+
     /// When [`Connection::on_time`] is to be called.
     pub fn deadline(&self) -> Option<i64> {
         let waiting = match self.state {
@@ -555,7 +565,7 @@ fn stream(
     let range = query::parse(query).map_err(|error| Refusal::new(400, error.to_string()))?;
     let asked = match door.flows_max() {
         0 => None,
-        _ => flows::parse(query).map_err(|error| Refusal::new(400, error.to_string()))?,
+        _ => share::parse(query).map_err(|error| Refusal::new(400, error.to_string()))?,
     };
     let accept = http::judge_upgrade(request)?;
     let max = door.flows_max();

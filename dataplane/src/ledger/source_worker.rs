@@ -197,6 +197,8 @@ pub struct SourceWorker {
     links: Option<Box<dyn Links>>,
     renumber: Option<u32>,
     spin_while_open: bool,
+    /// What waits for the ledger's last byte, where ledgers are given whole.
+    whole: Option<Vec<Item>>,
     drain_ns: i64,
     emitting: Emitting,
     counters: CounterWriter<SourceCounter>,
@@ -233,6 +235,7 @@ impl SourceWorker {
             links: parts.links,
             renumber: parts.renumber,
             spin_while_open: parts.spin_while_open,
+            whole: None,
             drain_ns: parts.drain_ns,
             emitting: parts.emitting,
             counters: parts.counters,
@@ -245,6 +248,14 @@ impl SourceWorker {
             blocked: false,
             look_again_at: 0,
         }
+    }
+
+    /// Gives a ledger's chunks only when its last byte has come: store and forward, which a measurement compares with. Asserts that
+    /// nothing is packed.
+    pub fn giving_whole(mut self) -> SourceWorker {
+        assert!(self.policy == Policy::Never, "whole ledgers go as they are");
+        self.whole = Some(Vec::new());
+        self
     }
 
     /// One look at the source. An error is the end of the run; the text says why.
@@ -350,10 +361,24 @@ impl SourceWorker {
         loads.min_by_key(|(_, waiting)| *waiting).expect("there is one")
     }
 
-    /// Puts an item into the order, for which there is room.
+    /// Puts an item into the order, for which there is room; or keeps it until the ledger is whole.
     fn say(&mut self, item: Item) {
-        assert!(self.order.push(item).is_ok(), "room for a step's items was looked for");
+        if let Some(kept) = &mut self.whole {
+            let last = matches!(item, Item::End(_));
+            kept.push(item);
+            if last {
+                let kept = std::mem::take(kept);
+                kept.into_iter().for_each(|item| self.put(item));
+                self.order.flush();
+            }
+            return;
+        }
+        self.put(item);
         self.order.flush();
+    }
+
+    fn put(&mut self, item: Item) {
+        assert!(self.order.push(item).is_ok(), "room for a step's items was looked for");
     }
 
     /// The source gives no more.
@@ -378,7 +403,8 @@ impl SourceWorker {
 
     /// Whether the order has room for what a step can make; a wait that begins is counted.
     fn has_room(&mut self, now: i64) -> bool {
-        if self.order.free() >= ITEMS_AT_ONCE {
+        let kept = self.whole.as_ref().map_or(0, Vec::len);
+        if self.order.free() >= kept + ITEMS_AT_ONCE {
             self.blocked = false;
             return true;
         }

@@ -176,6 +176,66 @@ pub fn tune(fd: BorrowedFd<'_>, dead_after: Duration) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, &KEEPALIVE_PROBES)
 }
 
+/// As [`tune`], for a connection whose other side may be slow for as long as it likes: only an idle one dies by `dead_after`. With
+/// `TCP_USER_TIMEOUT` the kernel would also end one whose window stays closed, although the other side answers each probe.
+///
+/// # Errors
+/// As `setsockopt(2)`.
+pub fn tune_patiently(fd: BorrowedFd<'_>, dead_after: Duration) -> io::Result<()> {
+    let idle = (dead_after.as_secs() / 2).clamp(1, 32_767) as libc::c_int;
+    let interval = (idle / KEEPALIVE_PROBES).max(1);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1_i32)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, &1_i32)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, &idle)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, &interval)?;
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, &KEEPALIVE_PROBES)
+}
+
+/// What the kernel has measured of a connection's sending side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Delivery {
+    /// Bytes that the other side's kernel has acknowledged, in all.
+    pub acked_bytes: u64,
+    /// How fast it last took them when it was given enough, bytes/s; 0: not known yet.
+    pub bytes_per_second: u64,
+}
+
+/// Bytes of `struct tcp_info` (linux/tcp.h) up to and with `tcpi_delivery_rate`, which is there since 4.9.
+const TCP_INFO_BYTES: usize = 168;
+/// Where `tcpi_bytes_acked` stands in it.
+const BYTES_ACKED_AT: usize = 120;
+/// Where `tcpi_delivery_rate` stands in it.
+const DELIVERY_RATE_AT: usize = 160;
+
+/// What the kernel has measured.
+///
+/// # Errors
+/// As `getsockopt(2)`; a kernel that tells less.
+pub fn delivery(fd: BorrowedFd<'_>) -> io::Result<Delivery> {
+    let mut info = [0_u8; TCP_INFO_BYTES];
+    let mut bytes = TCP_INFO_BYTES as libc::socklen_t;
+    // SAFETY: `info` is writable for `bytes` bytes, and every bit pattern is valid.
+    let result = unsafe {
+        let out = info.as_mut_ptr().cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, out, &mut bytes)
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if (bytes as usize) < TCP_INFO_BYTES {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| info[at + index]));
+    Ok(Delivery { acked_bytes: word(BYTES_ACKED_AT), bytes_per_second: word(DELIVERY_RATE_AT) })
+}
+
+/// Lets the connection's end forget what was not sent: its descriptor's close then resets it.
+pub fn forget_unsent(fd: BorrowedFd<'_>) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // A connection that is gone already forgets as well.
+    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+}
+
 /// Ends a connection: what is in flight on it completes.
 pub fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) {
     let how = match how {
@@ -212,5 +272,29 @@ mod tests {
         assert_eq!(peer_address(connection.as_fd()).expect("connected"), address);
         let user_timeout = get_option(connection.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
         assert_eq!(user_timeout.expect("reads"), 10_000);
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_counted() {
+        use std::io::{Read, Write};
+        let listener = listen(&"127.0.0.1:0".parse().expect("an address")).expect("listens");
+        let address = local_address(listener.as_fd()).expect("bound");
+        let mut client = std::net::TcpStream::connect(address).expect("connects");
+        tune_patiently(client.as_fd(), Duration::from_secs(10)).expect("tunes");
+        let listener = std::net::TcpListener::from(listener);
+        listener.set_nonblocking(false).expect("blocks");
+        let (mut server, _) = listener.accept().expect("accepts");
+        client.write_all(&[7; 10_000]).expect("writes");
+        let mut bytes = [0; 10_000];
+        server.read_exact(&mut bytes).expect("reads");
+        // The acknowledgement may come a moment after the bytes.
+        for _ in 0..1_000 {
+            let delivery = delivery(client.as_fd()).expect("TCP_INFO");
+            if delivery.acked_bytes >= 10_000 {
+                return;
+            }
+            crate::sys::clock::sleep(Duration::from_millis(1));
+        }
+        panic!("10,000 bytes are never acknowledged");
     }
 }

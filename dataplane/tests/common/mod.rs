@@ -1,6 +1,7 @@
 //! What the test binaries share: where the data lies, and how a skip is said and counted.
 #![allow(dead_code)]
 
+pub mod fanout;
 pub mod frames;
 pub mod hosts;
 pub mod ledger_server;
@@ -11,6 +12,8 @@ pub mod memory_ring;
 pub mod mirrors;
 pub mod netns;
 pub mod pipeline;
+#[cfg(feature = "appliance")]
+pub mod relays;
 #[cfg(feature = "appliance")]
 pub mod rings;
 

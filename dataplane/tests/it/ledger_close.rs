@@ -106,7 +106,7 @@ fn a_server_that_drains_gives_the_ledger_in_flight_and_ends_with_1012() {
     // Who is between two ledgers goes at once.
     let (mut behind, _) = Wire::ask(server.address, "/stream?start=4");
     assert_eq!(behind.frames(), (vec![], close(1012, "server draining")));
-    server.publisher().complete();
+    server.publisher().close();
     let (frames, told) = wire.frames();
     assert_eq!((ended(&frames), told), (vec![5], close(1012, "server draining")));
 }

@@ -8,6 +8,7 @@ mod common;
 mod appliance;
 mod capture;
 mod hosts;
+mod ledger_bench;
 mod live;
 mod play;
 mod refusals;

@@ -11,7 +11,7 @@ use sluice::ledger::chunker::{Chunker, Cut};
 use sluice::ledger::client::{Advanced, Client, ClientError, Polled};
 use sluice::ledger::compress::Packer;
 use sluice::ledger::event::Item;
-use sluice::ledger::flows::Share;
+use sluice::ledger::share::Share;
 use sluice::ledger::hub::{Hub, Outcome, Stored};
 use sluice::ledger::keeper::{Fault, Keeper, KeeperSettings, Op};
 use sluice::ledger::message::{Encoded, HEADROOM};

@@ -3,6 +3,7 @@
 //! May use: `sys`, and the pure parts of `ledger`. Never does: wait, or know who the ledgers are for.
 
 mod ahead;
+pub mod held;
 mod paced;
 pub mod synthetic;
 

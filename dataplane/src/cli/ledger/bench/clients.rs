@@ -71,7 +71,9 @@ impl Broken {
     fn exit(&self) -> Exit {
         match self {
             Broken::Follow(FollowError::Url(_) | FollowError::Tls(_)) => Exit::Usage,
-            Broken::Follow(FollowError::Stream { source: ClientError::Refused { status, .. }, .. }) if *status < 500 => {
+            Broken::Follow(FollowError::Stream { source: ClientError::Refused { status, .. }, .. })
+                if *status < 500 =>
+            {
                 Exit::Usage
             }
             Broken::Follow(FollowError::Stream { .. }) | Broken::Mismatch(_) => Exit::Difference,
@@ -96,7 +98,7 @@ pub fn run(settings: &Settings) -> Result<(Measured, Option<Failure>), Failure> 
         Some(server) if settings.args.replay => server.await_filled(settings.count.unwrap_or(0), &signals)?,
         _ => false,
     };
-    let mut crowd = Crowd::start(settings, &url, server.as_ref())?;
+    let crowd = Crowd::start(settings, &url, server.as_ref())?;
     if interrupted {
         crowd.cancel();
     }
@@ -323,7 +325,11 @@ impl Verifier {
     fn new(settings: &Settings) -> Result<Verifier, Failure> {
         if let Some(directory) = &settings.args.file_dir {
             let bounds = dump::bounds(directory).map_err(|error| Failure::usage(format!("--file-dir {error}")))?;
-            return Ok(Verifier::Dump { directory: directory.clone(), first: bounds.0, ledgers: bounds.1 - bounds.0 + 1 });
+            return Ok(Verifier::Dump {
+                directory: directory.clone(),
+                first: bounds.0,
+                ledgers: bounds.1 - bounds.0 + 1,
+            });
         }
         let shape = if settings.is_compressible() { Shape::Compressible } else { Shape::Noise };
         let bytes = (settings.mode == Mode::Loopback).then_some(settings.args.synthetic_size.0 as usize);
@@ -341,4 +347,3 @@ impl Verifier {
         Ok(())
     }
 }
-

@@ -46,7 +46,8 @@ fn ask(mut stream: TcpStream, url: &Url) -> io::Result<(i64, i64, Value)> {
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
     let text = String::from_utf8_lossy(&answer);
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    let object = serde_json::from_str(body.trim()).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    let object =
+        serde_json::from_str(body.trim()).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     Ok((before, after, object))
 }
 
@@ -79,9 +80,11 @@ pub fn offset(url: &str) -> Clock {
         }
     }
     match best {
-        Some((offset_ns, bound_ns)) => {
-            Clock::Measured { offset_ns, bound_ns, by: format!("the shortest of {ROUND_TRIPS} round trips of /healthz") }
-        }
+        Some((offset_ns, bound_ns)) => Clock::Measured {
+            offset_ns,
+            bound_ns,
+            by: format!("the shortest of {ROUND_TRIPS} round trips of /healthz"),
+        },
         None => fallback("no round trip"),
     }
 }
@@ -96,7 +99,8 @@ fn judge(before: i64, theirs: i64, after: i64) -> (i64, i64) {
 /// Without the server's word: chrony's, which speaks only of this host.
 fn fallback(why: &str) -> Clock {
     let told = Command::new("chronyc").args(["-c", "tracking"]).output().ok();
-    let tracking = told.filter(|told| told.status.success()).and_then(|told| tracking(&String::from_utf8_lossy(&told.stdout)));
+    let tracking =
+        told.filter(|told| told.status.success()).and_then(|told| tracking(&String::from_utf8_lossy(&told.stdout)));
     match tracking {
         Some((offset, bound)) => Clock::Unknown(format!(
             "{why}; chrony here: {offset:+.6} s from its source, at most {bound:.6} s off; ask chrony on the server's host too"

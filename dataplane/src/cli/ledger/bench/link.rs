@@ -1,6 +1,7 @@
 //! `--link`: two network namespaces of this run's own, joined by a cable whose way from server to client is shaped.
 
 use std::process::{Child, Command};
+use std::sync::Arc;
 
 use crate::cli::Failure;
 use crate::sys::netns::Namespace;
@@ -26,7 +27,7 @@ pub fn rate(text: &str) -> Result<String, String> {
 /// is killed.
 pub struct Link {
     server: Namespace,
-    client: Namespace,
+    client: Arc<Namespace>,
 }
 
 impl Link {
@@ -36,7 +37,7 @@ impl Link {
     /// Without the privilege, without `ip` and `tc`, and what they refuse.
     pub fn new(rate: &str) -> Result<Link, Failure> {
         let made = || Namespace::new();
-        let hosts = made().and_then(|server| Ok(Link { server, client: made()? }));
+        let hosts = made().and_then(|server| Ok(Link { server, client: Arc::new(made()?) }));
         let link = hosts.map_err(|error| {
             Failure::host(format!("--link {rate}: no network namespace: {error}; it takes root (CAP_SYS_ADMIN)"))
         })?;
@@ -72,8 +73,8 @@ impl Link {
     }
 
     /// The clients' host.
-    pub fn client(&self) -> &Namespace {
-        &self.client
+    pub fn client(&self) -> Arc<Namespace> {
+        self.client.clone()
     }
 }
 

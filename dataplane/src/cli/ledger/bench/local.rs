@@ -39,7 +39,10 @@ pub fn run(settings: &Settings) -> Result<(Measured, Option<Failure>), Failure> 
         raw_fallbacks: None,
         cpu: None,
         clock: None,
-        ended_by: failed.as_ref().map(|failure| failure.message.clone()).or(watch.interrupted.then(|| "interrupted".into())),
+        ended_by: failed
+            .as_ref()
+            .map(|failure| failure.message.clone())
+            .or(watch.interrupted.then(|| "interrupted".into())),
     };
     Ok((measured, failed))
 }
@@ -114,7 +117,8 @@ impl Watch {
                     let until = source.deadline().map_or(LOOK_EVERY, |at| {
                         Duration::from_nanos(u64::try_from(at - now).unwrap_or(0)).min(LOOK_EVERY)
                     });
-                    let ready = wait::readable(&fds, until).map_err(|error| format!("waiting for the source: {error}"))?;
+                    let ready =
+                        wait::readable(&fds, until).map_err(|error| format!("waiting for the source: {error}"))?;
                     if !ready && self.is_interrupted(signals, Duration::ZERO)? {
                         return Ok(());
                     }

@@ -243,7 +243,8 @@ struct Rows {
 
 impl Rows {
     fn create(path: &std::path::Path) -> Result<Rows, Failure> {
-        let file = std::fs::File::create(path).map_err(|error| Failure::host(format!("{}: {error}", path.display())))?;
+        let file =
+            std::fs::File::create(path).map_err(|error| Failure::host(format!("{}: {error}", path.display())))?;
         Ok(Rows { path: path.into(), file })
     }
 
@@ -253,8 +254,6 @@ impl Rows {
             text.push_str(&csv::row(sample));
             text.push('\n');
         }
-        self.file
-            .write_all(text.as_bytes())
-            .map_err(|error| Failure::host(format!("{}: {error}", self.path.display())))
+        self.file.write_all(text.as_bytes()).map_err(|error| Failure::host(format!("{}: {error}", self.path.display())))
     }
 }

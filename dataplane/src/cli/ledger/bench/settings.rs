@@ -86,7 +86,15 @@ impl Settings {
             core: name(&self.server_cpus[0]),
             encoder_cores: self.server_cpus.iter().map(name).collect(),
             listen: Listen::Address(listen),
-            source: if args.file_dir.is_some() { LedgerSource::File } else { LedgerSource::Synthetic },
+            source: match (&args.file_dir, &args.pipe_cmd) {
+                (Some(_), _) => LedgerSource::File,
+                (None, Some(_)) => LedgerSource::Pipe,
+                (None, None) => LedgerSource::Synthetic,
+            },
+            pipe_cmd: args.pipe_cmd.clone(),
+            // The clients ask for the first.
+            renumber: Some(args.file_dir.is_some() || args.pipe_cmd.is_some()),
+            pipe_size: args.pipe_size,
             data_dir,
             emit_window: self.window.unwrap_or(WINDOW_DEFAULT),
             cadence: args.synthetic_interval,
@@ -162,7 +170,10 @@ fn sizes(args: &Args) -> Result<(), Failure> {
         return refuse(format!("--tail-size {}: a chunk has {least} to {most} bytes", args.tail_size.0));
     }
     if args.synthetic_size.0 > LEDGER_BYTES_MAX {
-        return refuse(format!("--synthetic-size {}: a ledger has at most {LEDGER_BYTES_MAX} bytes", args.synthetic_size.0));
+        return refuse(format!(
+            "--synthetic-size {}: a ledger has at most {LEDGER_BYTES_MAX} bytes",
+            args.synthetic_size.0
+        ));
     }
     if args.synthetic_size.0 == 0 {
         return refuse("--synthetic-size 0: a ledger has at least 1 byte");
@@ -179,7 +190,7 @@ fn sizes(args: &Args) -> Result<(), Failure> {
     if !(1..=i32::MAX as u64).contains(&args.pipe_size.0) {
         return refuse(format!("--pipe-size {}: 1 to {}", args.pipe_size.0, i32::MAX));
     }
-    if ![1, -1, -3, -5].contains(&args.compress_level) && !(-100..=19).contains(&args.compress_level) {
+    if !(-100..=19).contains(&args.compress_level) {
         return refuse(format!("--compress-level {}: -100 to 19", args.compress_level));
     }
     Ok(())
@@ -193,14 +204,20 @@ fn loopback(args: &Args) -> Result<u32, Failure> {
             "--emit-window {window} is longer than --synthetic-interval {interval}: a ledger must be over before the next begins"
         ));
     }
-    if args.pipe_cmd.is_some() || args.core_config.is_some() {
-        return refuse("--pipe-cmd and --core-config belong to --mode local and --mode localtap");
+    if args.core_config.is_some() {
+        return refuse("--core-config belongs to --mode local and --mode localtap");
+    }
+    if args.pipe_cmd.is_some() && (args.file_dir.is_some() || args.verify || args.replay) {
+        return refuse("--pipe-cmd with --file-dir, --verify or --replay: a command's ledgers are only streamed");
     }
     if args.start > 1 || args.end != 0 {
         return refuse("--start and --end belong to the other modes: a loopback run has ledgers 1 to --count");
     }
     if args.replay && args.baseline.is_some() {
         return refuse("--replay and --baseline: a replay has no source to wait for");
+    }
+    if args.baseline.is_some() && args.compress.0 != Compress::Never {
+        return refuse("--baseline whole sends ledgers as they are: leave --compress out");
     }
     if let Some(directory) = &args.file_dir {
         dump::bounds(directory).map_err(|error| Failure::usage(format!("--file-dir {error}")))?;
@@ -235,9 +252,13 @@ fn elsewhere(args: &Args, mode: Mode) -> Result<(), Failure> {
         return Ok(());
     }
     match (&args.pipe_cmd, &args.core_config) {
-        (None, None) => refuse(format!("--mode {name} needs --pipe-cmd COMMAND, or --core-config FILE for stellar-core")),
+        (None, None) => {
+            refuse(format!("--mode {name} needs --pipe-cmd COMMAND, or --core-config FILE for stellar-core"))
+        }
         (Some(_), Some(_)) => refuse("--pipe-cmd and --core-config: one of them"),
-        (None, Some(_)) if args.start == 0 => refuse("--core-config needs --start: the first ledger to ask stellar-core for"),
+        (None, Some(_)) if args.start == 0 => {
+            refuse("--core-config needs --start: the first ledger to ask stellar-core for")
+        }
         (None, Some(_)) if args.history_archive_urls.is_empty() => {
             refuse("--core-config needs --history-archive-urls: where stellar-core catches up from")
         }

@@ -1,0 +1,561 @@
+//! All subscribers of a server: their connections on the core's io_uring, and who is polled when.
+//!
+//! May use: `sys`, `wire`, and the pure machines of `ledger`. Never does: wait, look at links, or know where ledgers come from.
+
+use std::collections::VecDeque;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::hub::{Hub, Stored};
+use super::session::{Connection, Server, Step, TimeLimits};
+use super::stats::FanoutCounters;
+use crate::sys::tcp;
+use crate::sys::uring::CoreRing;
+use crate::sys::uring::shared::{Batch, PARTS_MAX};
+use crate::units::NANOS_PER_MILLI;
+
+pub(super) mod gate;
+mod peer;
+
+use gate::{Crowded, DoorOf, Gate};
+pub use gate::{GateLimits, TokenCheck};
+use peer::{Peer, Reading, Stage};
+
+/// Most bytes of one send: four chunks of the default size. More would only lengthen the turn: a socket's buffer takes at most 4 MiB
+/// by default.
+const SEND_BYTES_MAX: usize = 1 << 20;
+/// Fewest bytes that a connection may have on its way, however many there are. A message may be longer.
+const SEND_BYTES_MIN: usize = 64 << 10;
+/// What all connections together may have on their way before each one gets less: it bounds the messages that slow ones keep alive.
+const SENDING_BYTES_MAX: usize = 256 << 20;
+/// Bytes that subscribers who are behind are given in one turn while a ledger is open: about 0.2 ms of copying between two chunks,
+/// which come every 0.13 ms at best.
+const REPLAY_TURN_BYTES: usize = 1 << 20;
+/// The same while no ledger is open.
+const REPLAY_TURN_BYTES_BETWEEN: usize = 8 << 20;
+/// Bytes that a connection reads into until its request is whole; a request is under 1 KiB.
+const REQUEST_BYTES: usize = 1 << 10;
+/// Bytes that a subscriber's connection reads into: it says nothing but its close.
+const SUBSCRIBER_BYTES: usize = 160;
+/// Most batches that are kept to be used again.
+const SPARE_BATCHES_MAX: usize = 1_024;
+/// How long the other half of a connection that is done may take to end: a client has its answer a round trip later.
+const LINGER_NS: i64 = 1_000 * NANOS_PER_MILLI;
+/// How often the time-outs of all connections are looked at.
+const LOOK_NS: i64 = 100 * NANOS_PER_MILLI;
+/// Connections whose time-outs are looked at in one turn: a few µs.
+const LOOKS_PER_TURN: usize = 256;
+/// Into how many parts a write's time-out is cut, after each of which it is looked at what was acknowledged.
+const ACK_LOOKS: i64 = 4;
+
+/// Kinds of completions; the connection's place stands below.
+const ACCEPT: u64 = 1 << 40;
+const RECEIVE: u64 = 2 << 40;
+const SEND: u64 = 3 << 40;
+const CANCEL: u64 = 4 << 40;
+/// The first kind that is not of connections.
+pub(super) const OTHERS: u64 = 16 << 40;
+const KIND: u64 = 0xFF << 40;
+
+/// How connections are treated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AudienceSettings {
+    /// Who comes in.
+    pub gate: GateLimits,
+    /// How long one waits for the other side.
+    pub time: TimeLimits,
+    /// An idle connection whose other side answers no probe for this long is dead.
+    pub dead_after: Duration,
+}
+
+/// What everything here works on: the core's ring, the worker's place on it, what there is to give, and the time.
+pub(super) struct Context<'a> {
+    pub(super) ring: &'a mut CoreRing,
+    /// The `user_data` of this worker's tag 0.
+    pub(super) base: u64,
+    pub(super) hub: &'a mut Hub,
+    pub(super) run: &'a str,
+    pub(super) now: i64,
+}
+
+/// All connections.
+pub(super) struct Audience {
+    settings: AudienceSettings,
+    gate: Gate,
+    tokens: Option<TokenCheck>,
+    listener: Option<OwnedFd>,
+    accepting: bool,
+    peers: Vec<Option<Peer>>,
+    free: Vec<u32>,
+    /// Connections to be polled, each once.
+    ready: VecDeque<u32>,
+    /// Those of them that are behind, while the others are polled.
+    behind: VecDeque<u32>,
+    /// Connections that want a read of a stored ledger.
+    wanted: VecDeque<u32>,
+    spare: Vec<Box<Batch>>,
+    sending: usize,
+    sending_bytes: usize,
+    look_at: i64,
+    look_from: usize,
+    next_id: u64,
+    pub(super) counters: FanoutCounters,
+}
+
+impl Audience {
+    /// Nobody yet. `seed` is a random number: subscriptions of several flows are numbered from it.
+    pub(super) fn new(
+        settings: AudienceSettings,
+        tokens: Option<TokenCheck>,
+        listener: OwnedFd,
+        seed: u64,
+    ) -> Audience {
+        Audience {
+            settings,
+            gate: Gate::new(settings.gate),
+            tokens,
+            listener: Some(listener),
+            accepting: false,
+            peers: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            behind: VecDeque::new(),
+            wanted: VecDeque::new(),
+            spare: Vec::new(),
+            sending: 0,
+            sending_bytes: 0,
+            look_at: 0,
+            look_from: 0,
+            next_id: seed,
+            counters: FanoutCounters::default(),
+        }
+    }
+
+    /// Subscribers; one with several flows counts once.
+    pub(super) fn subscribers(&self) -> usize {
+        self.gate.subscribers()
+    }
+
+    /// Whether there is no connection.
+    pub(super) fn is_empty(&self) -> bool {
+        self.gate.connections() == 0
+    }
+
+    /// Whether live messages or the end of them may be waiting for nothing but this core.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending > 0
+    }
+
+    /// Nobody is taken in any more.
+    pub(super) fn close_door(&mut self, cx: &mut Context<'_>) {
+        // The request holds the listener open.
+        let _ = cx.ring.cancel(cx.base | ACCEPT, cx.base | CANCEL);
+        self.listener = None;
+    }
+
+    fn accept(&mut self, cx: &mut Context<'_>) {
+        let Some(listener) = &self.listener else { return };
+        self.accepting = cx.ring.accept(listener.as_fd(), cx.base | ACCEPT).is_ok();
+    }
+
+    /// A completion of this worker; false: it is none of a connection's.
+    pub(super) fn complete(&mut self, cx: &mut Context<'_>, tag: u64, result: i32) -> bool {
+        let at = (tag & !KIND) as usize;
+        match tag & KIND {
+            ACCEPT => self.accepted(cx, result),
+            RECEIVE => self.received(cx, at, result),
+            SEND => self.sent(cx, at, result),
+            CANCEL => {}
+            _ => return false,
+        }
+        true
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, result: i32) {
+        self.accepting = cx.ring.more();
+        let Some(socket) = cx.ring.take_descriptor() else {
+            self.counters.accepts_failed += u64::from(result < 0 && self.listener.is_some());
+            return;
+        };
+        if self.listener.is_none() {
+            return;
+        }
+        // One that has gone already has no address.
+        let Ok(peer) = tcp::peer_address(socket.as_fd()) else { return };
+        match self.gate.connect(peer.ip()) {
+            Ok(()) => {}
+            Err(Crowded::All) => {
+                self.counters.refused_connections += 1;
+                return;
+            }
+            Err(Crowded::Address) => {
+                self.counters.refused_address_connections += 1;
+                return;
+            }
+        }
+        let _ = tcp::tune_patiently(socket.as_fd(), self.settings.dead_after);
+        self.counters.accepted += 1;
+        let machine = Connection::with_limits(cx.now, self.settings.time);
+        let peer = Peer::new(machine, socket, peer.ip());
+        let at = match self.free.pop() {
+            Some(at) => at as usize,
+            None => {
+                self.peers.push(None);
+                self.peers.len() - 1
+            }
+        };
+        self.peers[at] = Some(peer);
+        self.receive(cx, at, Vec::new());
+    }
+
+    fn receive(&mut self, cx: &mut Context<'_>, at: usize, mut bytes: Vec<u8>) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        let most = if peer.machine.is_subscriber() { SUBSCRIBER_BYTES } else { REQUEST_BYTES };
+        bytes.clear();
+        if bytes.capacity() > most {
+            bytes = Vec::new();
+        }
+        bytes.reserve_exact(most);
+        peer.receiving = cx.ring.receive(peer.socket.as_fd(), bytes, most, cx.base | RECEIVE | at as u64).is_ok();
+        if !peer.receiving {
+            self.cut(at);
+        }
+    }
+
+    fn received(&mut self, cx: &mut Context<'_>, at: usize, result: i32) {
+        let bytes = cx.ring.take_bytes();
+        let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
+        peer.receiving = false;
+        let Some(bytes) = bytes.filter(|_| result > 0) else { return self.hung_up(at, result) };
+        match peer.stage {
+            Stage::Closing => return self.forget_if_idle(at),
+            // What comes after the end is dropped.
+            Stage::Lingering(_) => {}
+            Stage::Open => {
+                let server = Server { run: cx.run, subscribers: self.gate.subscribers() };
+                let mut door = DoorOf {
+                    gate: &mut self.gate,
+                    tokens: self.tokens.as_mut(),
+                    address: peer.address,
+                    fresh_id: self.next_id,
+                    entered: &mut peer.entered,
+                };
+                let asked = peer.machine.is_waiting_for_request();
+                peer.machine.on_bytes_at(&bytes, cx.hub, server, &mut door, cx.now);
+                if asked && !peer.machine.is_waiting_for_request() {
+                    // An odd step goes through every number before it repeats one.
+                    self.next_id = self.next_id.wrapping_add(0x9E37_79B9_7F4A_7C15);
+                }
+                self.make_ready(at);
+            }
+        }
+        self.receive(cx, at, bytes);
+    }
+
+    /// The other side ended its half, or the connection broke.
+    fn hung_up(&mut self, at: usize, result: i32) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        peer.eof = true;
+        // Who asks and ends his half at once still gets his answer.
+        if peer.stage == Stage::Open && result == 0 && peer.machine.is_replying() {
+            return self.make_ready(at);
+        }
+        self.cut(at);
+    }
+
+    fn sent(&mut self, cx: &mut Context<'_>, at: usize, result: i32) {
+        let batch = cx.ring.take_batch();
+        let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
+        peer.sending = false;
+        self.sending -= 1;
+        let Some(mut batch) = batch else { return self.cut(at) };
+        self.sending_bytes -= batch.bytes();
+        if result <= 0 || peer.stage != Stage::Open {
+            self.keep(batch);
+            return self.cut(at);
+        }
+        batch.advance(result as usize);
+        (peer.acked, peer.ack_look_ns) = (None, i64::MAX);
+        self.counters.sends += 1;
+        self.counters.sent_bytes += result as u64;
+        if batch.is_empty() {
+            peer.machine.progress(peer.stash.is_empty(), cx.now);
+            self.keep(batch);
+        } else {
+            self.counters.partial_sends += 1;
+            peer.machine.progress(false, cx.now);
+            peer.rest = Some(batch);
+        }
+        self.make_ready(at);
+    }
+
+    fn keep(&mut self, mut batch: Box<Batch>) {
+        batch.clear();
+        if self.spare.len() < SPARE_BATCHES_MAX {
+            self.spare.push(batch);
+        }
+    }
+
+    fn make_ready(&mut self, at: usize) {
+        if let Some(peer) = self.peers[at].as_mut()
+            && !std::mem::replace(&mut peer.queued, true)
+        {
+            self.ready.push_back(at as u32);
+        }
+    }
+
+    /// Polls whom something may have come for: everybody who waits, where the hub has changed (`published`), and all that are ready.
+    /// Who is behind is bounded by what a turn may give. How many sends were made.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, published: bool) -> usize {
+        let mut sends = 0;
+        if published {
+            for at in 0..self.peers.len() {
+                if self.peers[at].as_ref().is_some_and(|peer| peer.waiting && !peer.sending) {
+                    sends += usize::from(self.fill(cx, at) > 0);
+                }
+            }
+        }
+        while let Some(at) = self.ready.pop_front() {
+            let Some(peer) = self.peers[at as usize].as_mut() else { continue };
+            peer.queued = false;
+            if peer.machine.is_subscriber() && !peer.machine.is_live(cx.hub) {
+                peer.queued = true;
+                self.behind.push_back(at);
+            } else {
+                sends += usize::from(self.fill(cx, at as usize) > 0);
+            }
+        }
+        let open = cx.hub.open_sequence().is_some();
+        let mut left = if open { REPLAY_TURN_BYTES } else { REPLAY_TURN_BYTES_BETWEEN };
+        while left > 0
+            && let Some(at) = self.behind.pop_front()
+        {
+            let Some(peer) = self.peers[at as usize].as_mut() else { continue };
+            peer.queued = false;
+            let given = self.fill(cx, at as usize);
+            sends += usize::from(given > 0);
+            left = left.saturating_sub(given);
+        }
+        // Who had no turn is the first next time.
+        std::mem::swap(&mut self.ready, &mut self.behind);
+        sends
+    }
+
+    /// Whether somebody could be given something at once.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Gives a connection what comes next, in one send. How many bytes that are.
+    fn fill(&mut self, cx: &mut Context<'_>, at: usize) -> usize {
+        let Some(peer) = self.peers[at].as_mut() else { return 0 };
+        if peer.sending || peer.stage != Stage::Open {
+            return 0;
+        }
+        let share = (SENDING_BYTES_MAX / (self.sending + 1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX);
+        let mut batch = peer.rest.take().or_else(|| self.spare.pop()).unwrap_or_default();
+        peer.stash.drain(..).for_each(|part| batch.push(part));
+        peer.waiting = false;
+        while batch.bytes() < share && batch.parts() < PARTS_MAX && !peer.ended && peer.reading == Reading::No {
+            match peer.machine.poll(cx.hub, cx.now) {
+                Step::Bytes(bytes) => batch.push(Arc::new(bytes)),
+                Step::Message(message) => batch.push(message),
+                Step::Stored(stored, frame) => {
+                    peer.reading = Reading::Wanted(stored, frame);
+                    self.wanted.push_back(at as u32);
+                }
+                Step::Wait => {
+                    peer.waiting = true;
+                    break;
+                }
+                Step::End => peer.ended = true,
+            }
+        }
+        if peer.ended && peer.machine.is_cut_off() {
+            self.keep(batch);
+            self.cut(at);
+            return 0;
+        }
+        if batch.is_empty() {
+            self.keep(batch);
+            self.end_if_drained(cx, at);
+            return 0;
+        }
+        self.send(cx, at, batch)
+    }
+
+    fn send(&mut self, cx: &mut Context<'_>, at: usize, batch: Box<Batch>) -> usize {
+        let Some(peer) = self.peers[at].as_mut() else { return 0 };
+        let bytes = batch.bytes();
+        peer.ack_look_ns = cx.now + self.settings.time.write_ns / ACK_LOOKS;
+        match cx.ring.send_batch(peer.socket.as_fd(), batch, SEND_BYTES_MAX, cx.base | SEND | at as u64) {
+            Ok(()) => {
+                peer.sending = true;
+                self.sending += 1;
+                self.sending_bytes += bytes;
+                bytes.min(SEND_BYTES_MAX)
+            }
+            Err((_, batch)) => {
+                self.keep(batch);
+                self.cut(at);
+                0
+            }
+        }
+    }
+
+    /// Ends a connection that has said everything: our half first, so that the other side reads all of it.
+    fn end_if_drained(&mut self, cx: &mut Context<'_>, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        if !peer.ended || !peer.is_drained() || peer.stage != Stage::Open {
+            return;
+        }
+        if peer.eof {
+            return self.close(at);
+        }
+        peer.stage = Stage::Lingering(cx.now + LINGER_NS);
+        tcp::shutdown(peer.socket.as_fd(), Shutdown::Write);
+        self.leave(at);
+    }
+
+    /// Ends a connection at once; what was not sent is forgotten.
+    fn cut(&mut self, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        if peer.stage == Stage::Open {
+            tcp::forget_unsent(peer.socket.as_fd());
+        }
+        self.close(at);
+    }
+
+    /// Ends a connection; its place is free once its requests are done.
+    fn close(&mut self, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        if peer.stage != Stage::Closing {
+            peer.stage = Stage::Closing;
+            peer.machine.on_closed();
+            tcp::shutdown(peer.socket.as_fd(), Shutdown::Both);
+        }
+        peer.stash.clear();
+        let rest = peer.rest.take();
+        if peer.reading != Reading::Started {
+            peer.reading = Reading::No;
+        }
+        if let Some(rest) = rest {
+            self.keep(rest);
+        }
+        self.forget_if_idle(at);
+    }
+
+    /// What a subscriber had taken of the limits is free for others; its connection still counts.
+    fn leave(&mut self, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        if let Some(entered) = peer.entered.take() {
+            self.gate.leave(peer.address, entered);
+        }
+    }
+
+    fn forget_if_idle(&mut self, at: usize) {
+        let done = |peer: &Peer| peer.stage == Stage::Closing && peer.is_idle();
+        if self.peers[at].as_ref().is_some_and(done)
+            && let Some(peer) = self.peers[at].take()
+        {
+            self.gate.disconnect(peer.address, peer.entered);
+            self.free.push(at as u32);
+        }
+    }
+
+    /// The next connection that wants a read of a stored ledger, and what of it.
+    pub(super) fn next_wanted(&mut self) -> Option<(u32, Stored, u32)> {
+        while let Some(at) = self.wanted.pop_front() {
+            if let Some(peer) = self.peers[at as usize].as_mut()
+                && let Reading::Wanted(stored, frame) = peer.reading
+            {
+                peer.reading = Reading::Started;
+                return Some((at, stored, frame));
+            }
+        }
+        None
+    }
+
+    /// Time-outs, a part of all connections at a time; and the listener, where it stopped accepting.
+    pub(super) fn look(&mut self, cx: &mut Context<'_>) {
+        if cx.now < self.look_at {
+            return;
+        }
+        if self.look_from == 0 && !self.accepting {
+            self.accept(cx);
+        }
+        let end = (self.look_from + LOOKS_PER_TURN).min(self.peers.len());
+        for at in self.look_from..end {
+            self.look_at(cx, at);
+        }
+        self.look_from = if end == self.peers.len() { 0 } else { end };
+        if self.look_from == 0 {
+            self.look_at = cx.now + LOOK_NS;
+        }
+    }
+
+    fn look_at(&mut self, cx: &mut Context<'_>, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        match peer.stage {
+            Stage::Closing => return,
+            Stage::Lingering(until) => {
+                if cx.now >= until {
+                    self.close(at);
+                }
+                return;
+            }
+            Stage::Open => {}
+        }
+        if peer.sending && cx.now >= peer.ack_look_ns {
+            // A socket's buffer may be large and its other side slow: what that has acknowledged is progress as well.
+            peer.ack_look_ns = cx.now + self.settings.time.write_ns / ACK_LOOKS;
+            let acked = tcp::delivery(peer.socket.as_fd()).ok().map(|delivery| delivery.acked_bytes);
+            if peer.acked.is_some() && acked > peer.acked {
+                peer.machine.progress(false, cx.now);
+            }
+            peer.acked = acked;
+        }
+        if peer.machine.deadline().is_some_and(|deadline| deadline <= cx.now) {
+            let (asks, sends) = (peer.machine.is_waiting_for_request(), peer.machine.sending_since().is_some());
+            self.counters.request_timeouts += u64::from(asks);
+            self.counters.write_timeouts += u64::from(!asks && sends);
+            peer.machine.on_time(cx.now);
+            self.cut(at);
+        }
+    }
+
+    /// When the time-outs are looked at next; `None`: there are none.
+    pub(super) fn deadline(&self) -> Option<i64> {
+        (!self.is_empty() || !self.accepting).then_some(self.look_at)
+    }
+
+    /// Subscribers that follow live, and the rate of the slowest one whose rate is known.
+    pub(super) fn live(&self, hub: &Hub) -> (usize, Option<u64>) {
+        let live = || self.peers.iter().flatten().filter(|peer| peer.machine.is_live(hub));
+        let rates = live().filter_map(|peer| tcp::delivery(peer.socket.as_fd()).ok());
+        let slowest = rates.map(|delivery| delivery.bytes_per_second).filter(|&rate| rate > 0).min();
+        (live().count(), slowest)
+    }
+
+    /// Ends every connection at once.
+    pub(super) fn end_all(&mut self) {
+        for at in 0..self.peers.len() {
+            self.cut(at);
+        }
+    }
+
+    /// Counters, up to date.
+    pub(super) fn count(&mut self) -> &mut FanoutCounters {
+        let refused = self.gate.refused;
+        let counters = &mut self.counters;
+        counters.subscribers = self.gate.subscribers() as u64;
+        counters.connections = self.gate.connections() as u64;
+        counters.sending_bytes = self.sending_bytes as u64;
+        counters.refused_subscribers = refused.subscribers;
+        counters.refused_address = refused.address;
+        counters.refused_token = refused.token;
+        counters
+    }
+}

@@ -1,0 +1,102 @@
+//! One connection: its machine, its socket, and what is on its way.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::super::hub::Stored;
+use super::super::message::Encoded;
+use super::super::session::Connection;
+use super::gate::Entered;
+use crate::sys::uring::shared::{Batch, SharedBytes};
+
+impl SharedBytes for Encoded {
+    fn shared_bytes(&self) -> &[u8] {
+        self.frame()
+    }
+}
+
+/// Something to send.
+pub(super) type Part = Arc<dyn SharedBytes>;
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Its machine decides.
+    Open,
+    /// Everything was sent, and our half is ended; what still comes is dropped until the other half ends, or this time is over.
+    Lingering(i64),
+    /// It ends as soon as the kernel gives its requests back.
+    Closing,
+}
+
+/// A read of a stored ledger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reading {
+    /// None.
+    No,
+    /// Wanted, from this frame on.
+    Wanted(Stored, u32),
+    /// Under way.
+    Started,
+}
+
+/// A connection.
+pub(super) struct Peer {
+    pub(super) machine: Connection,
+    pub(super) socket: OwnedFd,
+    pub(super) address: IpAddr,
+    pub(super) entered: Option<Entered>,
+    pub(super) stage: Stage,
+    pub(super) receiving: bool,
+    pub(super) sending: bool,
+    pub(super) reading: Reading,
+    /// What the connection did not take of the last send.
+    pub(super) rest: Option<Box<Batch>>,
+    /// Frames of a stored ledger that go next.
+    pub(super) stash: Vec<Part>,
+    /// The machine has no more to say.
+    pub(super) ended: bool,
+    /// The other side has ended its half.
+    pub(super) eof: bool,
+    /// The machine waits for the hub.
+    pub(super) waiting: bool,
+    /// It stands in the queue of those that are polled.
+    pub(super) queued: bool,
+    /// What the other side had acknowledged when it was looked at last, and when it is looked at next; only while it takes nothing.
+    pub(super) acked: Option<u64>,
+    pub(super) ack_look_ns: i64,
+}
+
+impl Peer {
+    pub(super) fn new(machine: Connection, socket: OwnedFd, address: IpAddr) -> Peer {
+        Peer {
+            machine,
+            socket,
+            address,
+            entered: None,
+            stage: Stage::Open,
+            receiving: false,
+            sending: false,
+            reading: Reading::No,
+            rest: None,
+            stash: Vec::new(),
+            ended: false,
+            eof: false,
+            waiting: false,
+            queued: false,
+            acked: None,
+            ack_look_ns: i64::MAX,
+        }
+    }
+
+    /// Whether nothing that was given to the kernel is still there.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.receiving && !self.sending && self.reading != Reading::Started
+    }
+
+    /// Whether everything that the machine gave was sent.
+    pub(super) fn is_drained(&self) -> bool {
+        !self.sending && self.rest.is_none() && self.stash.is_empty()
+    }
+}

@@ -1,0 +1,355 @@
+//! The fan-out worker: takes the ledgers in the source's order, publishes them, and sends each message to every subscriber.
+//!
+//! What there is to give is `hub`, what one subscriber gets is `session`, who is polled when is `fanout`; this file has the links
+//! and the core's turn.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::event::Item;
+use super::fanout::{Audience, Context};
+pub use super::fanout::{AudienceSettings, GateLimits, TokenCheck};
+use super::hub::{Hub, Outcome};
+use super::load::Load;
+use super::message::Encoded;
+use super::stats::{FanoutBooks, FanoutCounter};
+use crate::runtime::link::LinkReceiver;
+use crate::runtime::worker::{Turn, Worker};
+use crate::sys::{clock, random, tcp};
+use crate::units::NANOS_PER_MILLI;
+use crate::wire::ledger::{Begin, End};
+
+/// Items of the order that are taken in one turn: a ledger of 14.5 MiB has 60, and what is published goes out in the same turn.
+const ITEMS_PER_TURN: usize = 64;
+/// How often counters are shown.
+const SHOW_NS: i64 = 20 * NANOS_PER_MILLI;
+/// How long an address that is in use is asked for again: a killed process's io_uring gives its sockets back some time after the
+/// process is gone, and whoever restarts it is faster.
+const BIND_PATIENCE_NS: i64 = 2_000 * NANOS_PER_MILLI;
+/// Pause between two attempts.
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// How a fan-out works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FanoutSettings {
+    /// How connections are treated.
+    pub audience: AudienceSettings,
+    /// Most bytes of completed ledgers that wait in memory for their write.
+    pub backlog_bytes: u64,
+    /// How long subscribers may take to be let go when the worker stops, or the source has ended.
+    pub drain_ns: i64,
+    /// The core goes on looking while a ledger is open and somebody subscribes.
+    pub spin: bool,
+}
+
+/// What a fan-out worker is made of.
+pub struct FanoutParts {
+    /// Its name.
+    pub name: String,
+    /// Where it listens; port 0 takes any free one, and the view tells which.
+    pub listen: SocketAddr,
+    /// The source's order.
+    pub order: LinkReceiver<Item>,
+    /// Each encoder's messages, by its number.
+    pub encoders: Vec<LinkReceiver<Encoded>>,
+    /// How it works.
+    pub settings: FanoutSettings,
+    /// The run as it is announced.
+    pub run: String,
+    /// Whether a token is good; `None`: none is needed.
+    pub tokens: Option<TokenCheck>,
+    /// What the source's side is told.
+    pub load: Arc<Load>,
+    /// Its counters.
+    pub books: FanoutBooks,
+}
+
+/// The worker.
+pub struct FanoutWorker {
+    parts: FanoutParts,
+    hub: Hub,
+    audience: Option<Audience>,
+    /// The encoder whose message is the order's next.
+    awaited: Option<usize>,
+    /// A ledger began, and nobody was told yet.
+    begun: bool,
+    /// The end of a ledger that goes out after its beginning was told.
+    held: Option<End>,
+    /// Why the source failed.
+    failure: Option<String>,
+    show_at: i64,
+    /// When the worker was stopped, or the source ended.
+    stopping: Option<i64>,
+    finished: Option<i64>,
+    now: i64,
+}
+
+impl FanoutWorker {
+    /// A worker that is not started.
+    pub fn new(parts: FanoutParts) -> FanoutWorker {
+        FanoutWorker {
+            parts,
+            hub: Hub::default(),
+            audience: None,
+            awaited: None,
+            begun: false,
+            held: None,
+            failure: None,
+            show_at: 0,
+            stopping: None,
+            finished: None,
+            now: 0,
+        }
+    }
+
+    /// Takes what the source's side has for it, as far as a turn goes, and to the end of a ledger at most; how many items. An end
+    /// waits until whoever is at the tip was told of the beginning: who comes to a ledger that is complete gets it as a replay.
+    fn publish(&mut self) -> usize {
+        let mut taken = 0;
+        while taken < ITEMS_PER_TURN {
+            if let Some(encoder) = self.awaited {
+                // The order says that it comes; an encoder that is behind is waited for.
+                let Some(message) = self.parts.encoders[encoder].pop() else { break };
+                self.awaited = None;
+                self.chunk(message);
+            } else if let Some(end) = self.held.take_if(|_| !self.begun) {
+                self.end(&end);
+                return taken + 1;
+            } else if self.held.is_some() {
+                break;
+            } else {
+                let Some(item) = self.parts.order.pop() else { break };
+                self.take(item);
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn take(&mut self, item: Item) {
+        match item {
+            Item::Begin(begin) => self.begin(&begin),
+            Item::Message(message) => self.chunk(message),
+            Item::Fallback(message) => {
+                self.hub.count_raw_fallback();
+                self.chunk(message);
+            }
+            Item::Packed(encoder) => {
+                assert!(encoder < self.parts.encoders.len(), "the order names encoder {encoder}, which there is not");
+                self.awaited = Some(encoder);
+            }
+            Item::End(end) => self.held = Some(end),
+            Item::Run(run) => self.change_run(run),
+            Item::Finished(outcome, reason) => self.finish_source(outcome, reason),
+        }
+    }
+
+    fn begin(&mut self, begin: &Begin) {
+        self.begun = true;
+        match self.hub.open_sequence() {
+            Some(open) if open == begin.sequence => self.hub.begin_again(begin),
+            open => {
+                if let Some(open) = open {
+                    tracing::warn!(open, next = begin.sequence, "a ledger begins inside another: retention is reset");
+                    self.hub.reset();
+                }
+                let latest = self.hub.bounds().1;
+                if self.hub.begin(begin) {
+                    tracing::warn!(latest, next = begin.sequence, "the source does not go on: retention is reset");
+                }
+            }
+        }
+    }
+
+    fn chunk(&mut self, message: Encoded) {
+        if let Some(audience) = &mut self.audience {
+            audience.counters.chunks += 1;
+            audience.counters.raw_bytes += message.raw_bytes() as u64;
+            audience.counters.packed_bytes += message.frame().len() as u64;
+        }
+        self.hub.chunk(message);
+    }
+
+    fn end(&mut self, end: &End) {
+        self.hub.end(end);
+        if let Some(audience) = &mut self.audience {
+            audience.counters.ledgers += 1;
+            let (live, slowest) = audience.live(&self.hub);
+            self.parts.load.set_live_subscribers(live);
+            self.parts.load.set_slowest(slowest);
+            (audience.counters.live, audience.counters.slowest) = (live as u64, slowest.unwrap_or(0));
+        }
+    }
+
+    fn change_run(&mut self, run: String) {
+        if run != self.parts.run {
+            self.hub.reset();
+            self.parts.run = run;
+            self.tell_run();
+        }
+    }
+
+    fn tell_run(&self) {
+        if let Ok(mut shown) = self.parts.books.run.lock() {
+            shown.clone_from(&self.parts.run);
+        }
+    }
+
+    fn finish_source(&mut self, outcome: Outcome, reason: Option<String>) {
+        match outcome {
+            Outcome::Ended => tracing::info!("the source ended"),
+            Outcome::Failed => {
+                let reason = reason.unwrap_or_else(|| "it gave no reason".into());
+                tracing::error!(%reason, "the source failed");
+                self.failure.get_or_insert(reason);
+            }
+        }
+        self.hub.finish(outcome);
+        self.finished.get_or_insert(self.now);
+    }
+
+    /// Ends what takes too long after a stop or the source's end; tells when all is done. Whether there is news for subscribers.
+    fn wind_up(&mut self) -> bool {
+        let Some(since) = self.stopping.or(self.finished) else { return false };
+        let cut = self.now - since > self.parts.settings.drain_ns && !self.hub.is_cut();
+        if cut {
+            self.hub.cut();
+        }
+        if self.finished.is_some() && self.is_wound_up(since) {
+            let _ = self.parts.books.end.set(self.failure.clone().map_or(Ok(()), Err));
+        }
+        cut
+    }
+
+    /// Whether everybody was let go, or had the time to be.
+    fn is_wound_up(&self, since: i64) -> bool {
+        let settings = &self.parts.settings;
+        let longest = settings.drain_ns + settings.audience.time.close_ns;
+        self.audience.as_ref().is_none_or(Audience::is_empty) || self.now - since > longest
+    }
+
+    /// Gives subscribers what there is for them.
+    fn serve(&mut self, turn: &mut Turn<'_>, changed: bool) -> usize {
+        self.begun = false;
+        let base = turn.user_data(0);
+        let Some(audience) = &mut self.audience else { return 0 };
+        let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
+        let sends = audience.poll(&mut cx, changed);
+        sends + usize::from(audience.has_ready())
+    }
+
+    fn show(&mut self) {
+        self.show_at = self.now + SHOW_NS;
+        let Some(audience) = &mut self.audience else { return };
+        let (bounds, counted, memory_bytes) = (self.hub.bounds(), self.hub.counters(), self.hub.memory_bytes());
+        let counters = audience.count();
+        (counters.oldest, counters.latest) = (u64::from(bounds.0), u64::from(bounds.1));
+        counters.memory_bytes = memory_bytes;
+        counters.live_abandons = counted.live_abandons;
+        counters.raw_fallbacks = counted.raw_fallbacks;
+        counters.unwritten_dropped = counted.unwritten_dropped;
+        counters.resets = counted.resets;
+        counters.restarts = counted.restarts;
+        FanoutCounter::write(&mut self.parts.books.counters, counters);
+    }
+
+    fn listen(&self) -> Result<std::os::fd::OwnedFd, String> {
+        let (listen, end) = (self.parts.listen, clock::monotonic_ns() + BIND_PATIENCE_NS);
+        loop {
+            match tcp::listen(&listen) {
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && clock::monotonic_ns() < end => {
+                    clock::sleep(BIND_PAUSE);
+                }
+                Err(error) => {
+                    return Err(format!(
+                        "listen = \"{listen}\": {error}; take another port, or stop what listens there"
+                    ));
+                }
+                Ok(listener) => return Ok(listener),
+            }
+        }
+    }
+}
+
+impl Worker for FanoutWorker {
+    fn name(&self) -> &str {
+        &self.parts.name
+    }
+
+    /// After the source and the encoders.
+    fn stage(&self) -> u8 {
+        2
+    }
+
+    fn start(&mut self, turn: &mut Turn<'_>) -> Result<Vec<RawFd>, String> {
+        self.now = turn.now;
+        let listener = self.listen()?;
+        let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("listen: {error}"))?;
+        let seed = random::bytes::<8>().map_err(|error| format!("random bytes: {error}"))?;
+        let settings = self.parts.settings.audience;
+        self.audience = Some(Audience::new(settings, self.parts.tokens.take(), listener, u64::from_ne_bytes(seed)));
+        let _ = self.parts.books.address.set(address);
+        self.tell_run();
+        self.turn(turn);
+        Ok(Vec::new())
+    }
+
+    fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
+        self.now = turn.now;
+        let mut work = self.publish();
+        let changed = self.wind_up() || work > 0;
+        work += self.serve(turn, changed);
+        if self.held.is_some() {
+            work += self.publish();
+            work += self.serve(turn, true);
+        }
+        let base = turn.user_data(0);
+        let Some(audience) = &mut self.audience else { return work };
+        let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
+        audience.look(&mut cx);
+        cx.hub.bound_memory(self.parts.settings.backlog_bytes);
+        if turn.now >= self.show_at {
+            self.show();
+        }
+        work
+    }
+
+    fn complete(&mut self, turn: &mut Turn<'_>, tag: u64, result: i32) {
+        let base = turn.user_data(0);
+        let Some(audience) = &mut self.audience else { return };
+        let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
+        audience.complete(&mut cx, tag, result);
+    }
+
+    fn stays_awake(&self) -> bool {
+        let subscribed = self.audience.as_ref().is_some_and(|audience| audience.subscribers() > 0);
+        self.parts.settings.spin && subscribed && self.hub.open_sequence().is_some()
+    }
+
+    fn deadline(&self) -> Option<i64> {
+        self.audience.as_ref().and_then(Audience::deadline)
+    }
+
+    fn stop(&mut self, turn: &mut Turn<'_>) {
+        self.stopping = Some(turn.now);
+        self.hub.drain();
+        let base = turn.user_data(0);
+        let Some(audience) = &mut self.audience else { return };
+        let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
+        audience.close_door(&mut cx);
+        audience.poll(&mut cx, true);
+    }
+
+    fn drained(&self) -> bool {
+        self.stopping.is_some_and(|since| self.is_wound_up(since))
+    }
+
+    fn finish(&mut self) {
+        if let Some(audience) = &mut self.audience {
+            audience.end_all();
+        }
+        self.show();
+    }
+}
