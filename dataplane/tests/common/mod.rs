@@ -7,6 +7,7 @@ pub mod archives;
 pub mod frames;
 pub mod hosts;
 pub mod ledger_server;
+pub mod ledger_wire;
 pub mod memory_queue;
 pub mod memory_ring;
 #[cfg(feature = "appliance")]
