@@ -66,6 +66,9 @@ pub struct FanoutParts {
     pub archive: Option<(Archive, Vec<Stored>)>,
     /// Whether a token is good; `None`: none is needed.
     pub tokens: Option<TokenCheck>,
+    /// The certificate; `None`: connections are plain.
+    #[cfg(feature = "ledger-tls")]
+    pub tls: Option<super::tls::TlsServer>,
     /// What the source's side is told.
     pub load: Arc<Load>,
     /// Its counters.
@@ -93,6 +96,8 @@ pub struct FanoutWorker {
     /// When the worker was stopped, or the source ended.
     stopping: Option<i64>,
     finished: Option<i64>,
+    /// END is stamped here and not by the source.
+    stamps_drained: bool,
     now: i64,
 }
 
@@ -117,8 +122,15 @@ impl FanoutWorker {
             show_at: 0,
             stopping: None,
             finished: None,
+            stamps_drained: false,
             now: 0,
         }
+    }
+
+    /// Stamps END when everything of its ledger has come from the encoders, as the peer does, for a measurement beside it.
+    pub fn stamping_drained(mut self) -> FanoutWorker {
+        self.stamps_drained = true;
+        self
     }
 
     /// Takes what the source's side has for it, as far as a turn goes, and to the end of a ledger at most; how many items. An end
@@ -157,6 +169,7 @@ impl FanoutWorker {
                 assert!(encoder < self.parts.encoders.len(), "the order names encoder {encoder}, which there is not");
                 self.awaited = Some(encoder);
             }
+            Item::End(end) if self.stamps_drained => self.held = Some(End { emit_end_ns: clock::utc_ns(), ..end }),
             Item::End(end) => self.held = Some(end),
             Item::Run(run) => self.change_run(run),
             Item::Finished(outcome, reason) => self.finish_source(outcome, reason),
@@ -365,7 +378,12 @@ impl Worker for FanoutWorker {
         let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("listen: {error}"))?;
         let seed = random::bytes::<8>().map_err(|error| format!("random bytes: {error}"))?;
         let settings = self.parts.settings.audience;
-        self.audience = Some(Audience::new(settings, self.parts.tokens.take(), listener, u64::from_ne_bytes(seed)));
+        let tokens = self.parts.tokens.take();
+        #[cfg(feature = "ledger-tls")]
+        let tls = self.parts.tls.take();
+        #[cfg(not(feature = "ledger-tls"))]
+        let tls = None;
+        self.audience = Some(Audience::new(settings, tokens, tls, listener, u64::from_ne_bytes(seed)));
         let _ = self.parts.books.address.set(address);
         self.tell_run();
         self.turn(turn);

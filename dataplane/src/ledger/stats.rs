@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 
-use super::relay_worker::RelayCounter;
-use super::source_counters::{EncodeCounter, SourceCounter};
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
 use crate::sync::metrics::{Kind, Sample, Source};
 
 /// A set of counters: a plain structure that a worker counts in, an enum that numbers its fields, and the copy. A field is
-/// a `Counter` or a `Gauge`.
+/// a `counter` or a `gauge`; one without a metric's name is only shown in the status.
 macro_rules! counter_set {
     ($(#[$doc:meta])* $machine:ident, $name:ident { $($kind:ident $field:ident as $variant:ident: $metric:literal $({$label:literal: $value:literal})?, $help:literal;)* }) => {
         $(#[$doc])*
@@ -33,7 +31,7 @@ macro_rules! counter_set {
                 metric: $metric,
                 help: $help,
                 key: stringify!($field),
-                kind: Kind::$kind,
+                counts: stringify!($kind).as_bytes()[0] == b'c',
                 label: { let label: &[(&str, &str)] = &[$(($label, $value))?]; label },
             },)*];
 
@@ -57,63 +55,108 @@ macro_rules! counter_set {
 pub struct Shown<C: 'static> {
     /// The counter.
     pub counter: C,
-    /// Its metric's name without `_total`.
+    /// Its metric's name without `_total`; empty: it is only in the status.
     pub metric: &'static str,
     /// One line of help.
     pub help: &'static str,
     /// Its key in the status.
     pub key: &'static str,
     /// Whether it only grows.
-    pub kind: Kind,
+    pub counts: bool,
     /// A label beside those of its worker.
     pub label: &'static [(&'static str, &'static str)],
 }
 
 counter_set! {
+    /// What a source worker counts.
+    SourceCounters, SourceCounter {
+        counter ledgers as Ledgers: "sluice_ledger_source_ledgers", "Ledgers that the source gave whole";
+        counter bytes as Bytes: "sluice_ledger_source_bytes", "Bytes that the source gave";
+        counter chunks as Chunks: "sluice_ledger_source_chunks", "Chunks cut";
+        counter raw_chunks as RawChunks: "sluice_ledger_source_raw_chunks", "Chunks that were chosen to go out raw";
+        counter raw_fallbacks as RawFallbacks: "sluice_ledger_source_raw_fallbacks", "Chunks that went out raw because the encoders were behind";
+        counter hastened as Hastened: "sluice_ledger_source_hastened_chunks", "Chunks packed at a faster level than the configured one";
+        counter waits as Waits: "sluice_ledger_source_waits", "Times that the source was not asked because the fan-out was behind";
+        gauge emission_ns as EmissionNs: "sluice_ledger_source_emission_nanoseconds", "From the first to the last byte of the last ledger";
+        gauge open as Open: "sluice_ledger_source_open", "Whether a ledger is being emitted";
+        gauge latest as Latest: "sluice_ledger_source_latest_sequence", "Last ledger that the source gave whole";
+    }
+}
+
+counter_set! {
+    /// What an encoder counts.
+    EncodeCounters, EncodeCounter {
+        counter chunks as Chunks: "sluice_ledger_encoder_chunks", "Chunks packed";
+        counter raw_bytes as RawBytes: "sluice_ledger_encoder_raw_bytes", "Their bytes";
+        counter packed_bytes as PackedBytes: "sluice_ledger_encoder_packed_bytes", "Bytes that they were packed into";
+        counter unpacked as Unpacked: "sluice_ledger_encoder_unpacked_chunks", "Chunks that packing would not have made smaller, and that went out raw";
+        counter waits as Waits: "sluice_ledger_encoder_waits", "Times that it waited because the fan-out was behind";
+    }
+}
+
+counter_set! {
+    /// What a relay counts.
+    RelayCounters, RelayCounter {
+        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers that were verified and passed on whole";
+        counter packed_bytes as PackedBytes: "sluice_ledger_relay_packed_bytes", "Bytes of their chunks as they came";
+        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of the ledgers";
+        counter chunks as Chunks: "sluice_ledger_relay_chunks", "Chunks that were passed on";
+        counter begun_again as BegunAgain: "sluice_ledger_relay_begun_again", "Ledgers that the upstream server began again";
+        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server that stood";
+        counter failures as Failures: "sluice_ledger_relay_failures", "Attempts at a connection that came to nothing, and connections that were lost";
+        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server had the next ledger no more, so that some are missing here";
+        counter runs as Runs: "sluice_ledger_relay_runs", "Times that the upstream server's run was another one";
+        gauge last as Last: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
+        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the upstream server streams";
+        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that a ledger's chunks are shared out to";
+    }
+}
+
+counter_set! {
     /// What the fan-out counts.
     FanoutCounters, FanoutCounter {
-        Gauge oldest as Oldest: "sluice_ledger_oldest_sequence", "Oldest ledger that is kept; 0: none is";
-        Gauge latest as Latest: "sluice_ledger_latest_sequence", "Latest ledger that is kept; 0: none is";
-        Gauge durable as Durable: "sluice_ledger_durable_sequence", "Latest ledger that is durable on disk; 0: none is known to be";
-        Gauge subscribers as Subscribers: "sluice_ledger_subscribers", "Subscribers";
-        Gauge live as Live: "sluice_ledger_live_subscribers", "Subscribers that follow live";
-        Gauge connections as Connections: "sluice_ledger_connections", "Open connections, whatever they ask for";
-        Gauge memory_bytes as MemoryBytes: "sluice_ledger_unwritten_bytes", "Bytes of completed ledgers whose write is not done";
-        Gauge sending_bytes as SendingBytes: "sluice_ledger_sending_bytes", "Bytes of messages that are on their way to subscribers";
-        Gauge slowest as Slowest: "sluice_ledger_slowest_bytes_per_second", "How fast the slowest live subscriber takes bytes; 0: not known";
-        Counter ledgers as Ledgers: "sluice_ledger_published_ledgers", "Ledgers published";
-        Counter chunks as Chunks: "sluice_ledger_published_chunks", "Chunks published";
-        Counter raw_bytes as RawBytes: "sluice_ledger_published_raw_bytes", "Their bytes before packing";
-        Counter packed_bytes as PackedBytes: "sluice_ledger_published_packed_bytes", "Their bytes as they are sent";
-        Counter sent_bytes as SentBytes: "sluice_ledger_sent_bytes", "Bytes that connections took";
-        Counter sends as Sends: "sluice_ledger_sends", "Sends";
-        Counter partial_sends as PartialSends: "sluice_ledger_partial_sends", "Sends of which a connection took only a part";
-        Counter live_abandons as LiveAbandons: "sluice_ledger_live_abandons", "Live deliveries given up because the source had moved on";
-        Counter raw_fallbacks as RawFallbacks: "sluice_ledger_raw_fallbacks", "Chunks that went out raw because encoding was behind";
-        Counter restarts as Restarts: "sluice_ledger_restarts", "Times that an open ledger began again";
-        Counter resets as Resets: "sluice_ledger_resets", "Times that retention began anew";
-        Counter unwritten_dropped as UnwrittenDropped: "sluice_ledger_dropped_unwritten_ledgers", "Ledgers that left retention before they were written";
-        Counter write_timeouts as WriteTimeouts: "sluice_ledger_write_timeouts", "Connections that took nothing for too long";
-        Counter request_timeouts as RequestTimeouts: "sluice_ledger_request_timeouts", "Connections that sent no whole request in time";
-        Counter accepted as Accepted: "sluice_ledger_accepted_connections", "Connections taken";
-        Counter accepts_failed as AcceptsFailed: "sluice_ledger_failed_accepts", "Accepts that the kernel refused";
-        Counter refused_connections as RefusedConnections: "sluice_ledger_refused_connections" {"reason": "connections"}, "Connections refused";
-        Counter refused_address_connections as RefusedAddressConnections: "sluice_ledger_refused_connections" {"reason": "address_connections"}, "Connections refused";
-        Counter refused_subscribers as RefusedSubscribers: "sluice_ledger_refused_connections" {"reason": "subscribers"}, "Connections refused";
-        Counter refused_address as RefusedAddress: "sluice_ledger_refused_connections" {"reason": "address_subscribers"}, "Connections refused";
-        Counter refused_token as RefusedToken: "sluice_ledger_refused_connections" {"reason": "token"}, "Connections refused";
-        Counter refused_request as RefusedRequest: "sluice_ledger_refused_connections" {"reason": "request"}, "Connections refused";
-        Counter refused_tls as RefusedTls: "sluice_ledger_refused_connections" {"reason": "tls"}, "Connections refused";
-        Counter replay_reads as ReplayReads: "sluice_ledger_replay_reads", "Reads of stored ledgers";
-        Counter replay_bytes as ReplayBytes: "sluice_ledger_replay_bytes", "Bytes read for replays";
-        Counter damaged_reads as DamagedReads: "sluice_ledger_damaged_reads", "Reads of stored ledgers that failed or did not verify, and were made again";
-        Counter lost_ledgers as LostLedgers: "sluice_ledger_lost_ledgers", "Stored ledgers that could not be read, and left retention";
-        Counter written as Written: "sluice_ledger_written_ledgers", "Ledgers written to disk";
-        Counter written_bytes as WrittenBytes: "sluice_ledger_written_bytes", "Bytes written to disk";
-        Counter passed_over as PassedOver: "sluice_ledger_passed_over_ledgers", "Ledgers that had left retention before their write";
-        Counter no_space as NoSpace: "sluice_ledger_failed_writes" {"reason": "no_space"}, "Operations on the disk that failed";
-        Counter disk_failed as DiskFailed: "sluice_ledger_failed_writes" {"reason": "io"}, "Operations on the disk that failed";
-        Counter deleted_segments as DeletedSegments: "sluice_ledger_deleted_segments", "Segments deleted";
+        gauge oldest as Oldest: "sluice_ledger_oldest_sequence", "Oldest ledger that is kept; 0: none is";
+        gauge latest as Latest: "sluice_ledger_latest_sequence", "Latest ledger that is kept; 0: none is";
+        gauge durable as Durable: "sluice_ledger_durable_sequence", "Latest ledger that is durable on disk; 0: none is known to be";
+        gauge subscribers as Subscribers: "sluice_ledger_subscribers", "Subscribers";
+        gauge live as Live: "sluice_ledger_live_subscribers", "Subscribers that follow live";
+        gauge connections as Connections: "sluice_ledger_connections", "Open connections, whatever they ask for";
+        gauge memory_bytes as MemoryBytes: "sluice_ledger_unwritten_bytes", "Bytes of completed ledgers whose write is not done";
+        gauge sending_bytes as SendingBytes: "sluice_ledger_sending_bytes", "Bytes of messages that are on their way to subscribers";
+        gauge slowest as Slowest: "sluice_ledger_slowest_bytes_per_second", "How fast the slowest live subscriber takes bytes; 0: not known";
+        counter ledgers as Ledgers: "sluice_ledger_published_ledgers", "Ledgers published";
+        counter chunks as Chunks: "sluice_ledger_published_chunks", "Chunks published";
+        counter raw_bytes as RawBytes: "sluice_ledger_published_raw_bytes", "Their bytes before packing";
+        counter packed_bytes as PackedBytes: "sluice_ledger_published_packed_bytes", "Their bytes as they are sent";
+        counter sent_bytes as SentBytes: "sluice_ledger_sent_bytes", "Bytes that connections took";
+        counter sends as Sends: "sluice_ledger_sends", "Sends";
+        counter partial_sends as PartialSends: "sluice_ledger_partial_sends", "Sends of which a connection took only a part";
+        counter live_abandons as LiveAbandons: "sluice_ledger_live_abandons", "Live deliveries given up because the source had moved on";
+        counter raw_fallbacks as RawFallbacks: "sluice_ledger_raw_fallbacks", "Chunks that went out raw because encoding was behind";
+        counter restarts as Restarts: "sluice_ledger_restarts", "Times that an open ledger began again";
+        counter resets as Resets: "sluice_ledger_resets", "Times that retention began anew";
+        counter unwritten_dropped as UnwrittenDropped: "sluice_ledger_dropped_unwritten_ledgers", "Ledgers that left retention before they were written";
+        counter write_timeouts as WriteTimeouts: "sluice_ledger_write_timeouts", "Connections that took nothing for too long";
+        counter request_timeouts as RequestTimeouts: "sluice_ledger_request_timeouts", "Connections that sent no whole request in time";
+        counter accepted as Accepted: "sluice_ledger_accepted_connections", "Connections taken";
+        counter accepts_failed as AcceptsFailed: "sluice_ledger_failed_accepts", "Accepts that the kernel refused";
+        counter refused_connections as RefusedConnections: "sluice_ledger_refused_connections" {"reason": "connections"}, "Connections refused";
+        counter refused_address_connections as RefusedAddressConnections: "sluice_ledger_refused_connections" {"reason": "address_connections"}, "Connections refused";
+        counter refused_subscribers as RefusedSubscribers: "sluice_ledger_refused_connections" {"reason": "subscribers"}, "Connections refused";
+        counter refused_address as RefusedAddress: "sluice_ledger_refused_connections" {"reason": "address_subscribers"}, "Connections refused";
+        counter refused_token as RefusedToken: "sluice_ledger_refused_connections" {"reason": "token"}, "Connections refused";
+        counter refused_request as RefusedRequest: "sluice_ledger_refused_connections" {"reason": "request"}, "Connections refused";
+        counter refused_tls as RefusedTls: "sluice_ledger_refused_connections" {"reason": "tls"}, "Connections refused";
+        counter replay_reads as ReplayReads: "sluice_ledger_replay_reads", "Reads of stored ledgers";
+        counter replay_bytes as ReplayBytes: "sluice_ledger_replay_bytes", "Bytes read for replays";
+        counter damaged_reads as DamagedReads: "sluice_ledger_damaged_reads", "Reads of stored ledgers that failed or did not verify, and were made again";
+        counter lost_ledgers as LostLedgers: "sluice_ledger_lost_ledgers", "Stored ledgers that could not be read, and left retention";
+        counter written as Written: "sluice_ledger_written_ledgers", "Ledgers written to disk";
+        counter written_bytes as WrittenBytes: "sluice_ledger_written_bytes", "Bytes written to disk";
+        counter passed_over as PassedOver: "sluice_ledger_passed_over_ledgers", "Ledgers that had left retention before their write";
+        counter no_space as NoSpace: "sluice_ledger_failed_writes" {"reason": "no_space"}, "Operations on the disk that failed";
+        counter disk_failed as DiskFailed: "sluice_ledger_failed_writes" {"reason": "io"}, "Operations on the disk that failed";
+        counter deleted_segments as DeletedSegments: "sluice_ledger_deleted_segments", "Segments deleted";
     }
 }
 
@@ -146,11 +189,17 @@ pub struct FanoutView {
 pub fn fanout_books(core: String, source: String) -> (FanoutBooks, FanoutView) {
     let (writer, reader) = counters();
     let (address, end, run) = (Arc::default(), Arc::default(), Arc::<Mutex<String>>::default());
-    let books = FanoutBooks { counters: writer, address: Arc::clone(&address), end: Arc::clone(&end), run: run.clone() };
+    let books =
+        FanoutBooks { counters: writer, address: Arc::clone(&address), end: Arc::clone(&end), run: run.clone() };
     (books, FanoutView { core, source, address, end, run, counters: reader })
 }
 
 impl FanoutView {
+    /// Its counters, to be looked at from elsewhere.
+    pub fn counters(&self) -> CounterReader<FanoutCounter> {
+        self.counters.clone()
+    }
+
     /// One counter.
     pub fn get(&self, counter: FanoutCounter) -> u64 {
         self.counters.get(counter)
@@ -182,35 +231,9 @@ impl LedgerStatus {
     }
 }
 
-/// How a relay's counters are shown.
-const RELAY: &[(RelayCounter, &str, Kind, &str)] = &[
-    (RelayCounter::Ledgers, "sluice_ledger_relay_ledgers", Kind::Counter, "Ledgers verified and passed on"),
-    (RelayCounter::PackedBytes, "sluice_ledger_relay_packed_bytes", Kind::Counter, "Bytes of their chunks as they came"),
-    (RelayCounter::Bytes, "sluice_ledger_relay_bytes", Kind::Counter, "Bytes of those ledgers"),
-    (RelayCounter::Chunks, "sluice_ledger_relay_chunks", Kind::Counter, "Chunks passed on"),
-    (RelayCounter::BegunAgain, "sluice_ledger_relay_restarts", Kind::Counter, "Ledgers that the upstream began again"),
-    (RelayCounter::Connections, "sluice_ledger_relay_connections", Kind::Counter, "Connections to the upstream that stood"),
-    (RelayCounter::Failures, "sluice_ledger_relay_failures", Kind::Counter, "Connections that did not come, or were lost"),
-    (RelayCounter::Gaps, "sluice_ledger_relay_gaps", Kind::Counter, "Times that the upstream no longer had the next ledger"),
-    (RelayCounter::Runs, "sluice_ledger_relay_run_changes", Kind::Counter, "Times that the upstream's run was another one"),
-    (RelayCounter::Last, "sluice_ledger_relay_latest_sequence", Kind::Gauge, "Last ledger that was passed on whole"),
-    (RelayCounter::Connected, "sluice_ledger_relay_connected", Kind::Gauge, "Whether the upstream streams"),
-    (RelayCounter::Flows, "sluice_ledger_relay_flows", Kind::Gauge, "Connections that share the upstream's chunks"),
-];
-
-/// Rows of a table of counters, and the worker's prefix that their keys in the status leave out.
-type Rows<C> = &'static [(C, &'static str, Kind, &'static str)];
-const SOURCE_PREFIX: &str = "sluice_ledger_source_";
-const RELAY_PREFIX: &str = "sluice_ledger_relay_";
-const ENCODER_PREFIX: &str = "sluice_ledger_encoder_";
-
 impl Source for LedgerStatus {
     fn samples(&self, out: &mut Vec<Sample>) {
-        for shown in FanoutCounter::ALL {
-            let labels = shown.label.iter().map(|(name, value)| (*name, (*value).to_string())).collect();
-            let value = self.fanout.get(shown.counter) as f64;
-            out.push(Sample { name: shown.metric, help: shown.help, kind: shown.kind, labels, value });
-        }
+        samples(FanoutCounter::ALL, &self.fanout.counters, None, out);
         if let Some(ratio) = self.ratio() {
             out.push(Sample {
                 name: "sluice_ledger_compression_ratio",
@@ -224,7 +247,7 @@ impl Source for LedgerStatus {
             samples(SourceCounter::ALL, counters, None, out);
         }
         if let Some(counters) = &self.relay {
-            samples(RELAY, counters, None, out);
+            samples(RelayCounter::ALL, counters, None, out);
         }
         for (index, counters) in self.encoders.iter().enumerate() {
             samples(EncodeCounter::ALL, counters, Some(index), out);
@@ -241,28 +264,46 @@ impl Source for LedgerStatus {
             "ended": view.end.get().map(|end| end.clone().err().unwrap_or_else(|| "source ended".into())),
             "compression_ratio": self.ratio(),
         });
-        for shown in FanoutCounter::ALL {
-            status[shown.key] = view.get(shown.counter).into();
+        fill(&mut status, FanoutCounter::ALL, &view.counters);
+        if let Some(counters) = &self.source {
+            status["from"] = object(SourceCounter::ALL, counters);
         }
-        status["emission"] = self.source.as_ref().map(|read| object(SourceCounter::ALL, SOURCE_PREFIX, read)).into();
-        status["relay"] = self.relay.as_ref().map(|read| object(RELAY, RELAY_PREFIX, read)).into();
-        let encoders = self.encoders.iter().map(|read| object(EncodeCounter::ALL, ENCODER_PREFIX, read));
-        status["encoders"] = encoders.collect::<Vec<_>>().into();
+        if let Some(counters) = &self.relay {
+            status["relay"] = object(RelayCounter::ALL, counters);
+        }
+        let encoders: Vec<Value> = self.encoders.iter().map(|counters| object(EncodeCounter::ALL, counters)).collect();
+        status["encoders"] = encoders.into();
         ("ledger", status)
     }
 }
 
 /// The samples of one worker's counters; `queue` tells apart workers of one kind.
-fn samples<C: CounterIndex>(rows: Rows<C>, counters: &CounterReader<C>, queue: Option<usize>, out: &mut Vec<Sample>) {
-    for (counter, name, kind, help) in rows {
-        let labels = queue.map(|queue| ("queue", queue.to_string())).into_iter().collect();
-        out.push(Sample { name, help, kind: *kind, labels, value: counters.get(*counter) as f64 });
+fn samples<C: CounterIndex>(
+    all: &[Shown<C>],
+    counters: &CounterReader<C>,
+    queue: Option<usize>,
+    out: &mut Vec<Sample>,
+) {
+    for shown in all.iter().filter(|shown| !shown.metric.is_empty()) {
+        let mut labels: Vec<(&'static str, String)> =
+            queue.map(|queue| ("queue", queue.to_string())).into_iter().collect();
+        labels.extend(shown.label.iter().map(|(name, value)| (*name, (*value).to_string())));
+        let kind = if shown.counts { Kind::Counter } else { Kind::Gauge };
+        let value = counters.get(shown.counter) as f64;
+        out.push(Sample { name: shown.metric, help: shown.help, kind, labels, value });
     }
 }
 
-fn object<C: CounterIndex>(rows: Rows<C>, prefix: &str, counters: &CounterReader<C>) -> Value {
-    let key = |name: &str| name.strip_prefix(prefix).unwrap_or(name).to_string();
-    rows.iter().map(|(counter, name, ..)| (key(name), Value::from(counters.get(*counter)))).collect()
+fn fill<C: CounterIndex>(status: &mut Value, all: &[Shown<C>], counters: &CounterReader<C>) {
+    for shown in all {
+        status[shown.key] = counters.get(shown.counter).into();
+    }
+}
+
+fn object<C: CounterIndex>(all: &[Shown<C>], counters: &CounterReader<C>) -> Value {
+    let mut object = json!({});
+    fill(&mut object, all, counters);
+    object
 }
 
 #[cfg(test)]
@@ -272,10 +313,11 @@ mod tests {
     #[test]
     fn what_is_counted_is_shown_with_its_labels() {
         let (mut books, fanout) = fanout_books("main".into(), "synthetic".into());
-        let counted = FanoutCounters { refused_token: 3, raw_bytes: 100, packed_bytes: 50, ..FanoutCounters::default() };
+        let counted =
+            FanoutCounters { refused_token: 3, raw_bytes: 100, packed_bytes: 50, ..FanoutCounters::default() };
         FanoutCounter::write(&mut books.counters, &counted);
         let (mut encoder, reader) = counters();
-        encoder.set(EncodeCounter::Chunks, 7);
+        EncodeCounter::write(&mut encoder, &EncodeCounters { chunks: 7, ..EncodeCounters::default() });
         let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader] };
         let mut samples = Vec::new();
         status.samples(&mut samples);
@@ -288,7 +330,10 @@ mod tests {
         assert_eq!(sample("sluice_ledger_encoder_chunks", ("queue", "0")), Some(7.0));
         assert!(samples.iter().all(|sample| sample.name.starts_with("sluice_ledger_")));
         let (key, value) = status.status();
-        assert_eq!((key, value["refused_token"].as_u64(), value["compression_ratio"].as_f64()), ("ledger", Some(3), Some(2.0)));
+        assert_eq!(
+            (key, value["refused_token"].as_u64(), value["compression_ratio"].as_f64()),
+            ("ledger", Some(3), Some(2.0))
+        );
         assert_eq!(value["encoders"][0]["chunks"].as_u64(), Some(7));
     }
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use sluice::config::Idle;
 use sluice::ledger::chunker::{Chunker, Cut};
 use sluice::ledger::event::Item;
-use sluice::ledger::fanout_worker::{AudienceSettings, FanoutParts, FanoutSettings, FanoutWorker, GateLimits, TokenCheck};
+use sluice::ledger::fanout_worker::{
+    AudienceSettings, FanoutParts, FanoutSettings, FanoutWorker, GateLimits, TokenCheck,
+};
 use sluice::ledger::hub::Outcome;
 use sluice::ledger::load::Load;
 use sluice::ledger::message::Encoded;
@@ -69,6 +71,8 @@ impl Fanout {
             run: RUN.into(),
             archive: None,
             tokens,
+            #[cfg(feature = "ledger-tls")]
+            tls: None,
             load: load.clone(),
             books,
         });

@@ -19,11 +19,13 @@ use crate::units::NANOS_PER_MILLI;
 
 pub(super) mod gate;
 mod peer;
+pub(super) mod secure;
 mod stored;
 
-pub use gate::{GateLimits, TokenCheck};
 use gate::{Crowded, DoorOf, Gate};
+pub use gate::{GateLimits, TokenCheck};
 use peer::{Peer, Reading, Stage};
+pub(super) use secure::TlsServer;
 
 /// Most bytes of one send: four chunks of the default size. More would only lengthen the turn: a socket's buffer takes at most 4 MiB
 /// by default.
@@ -41,6 +43,12 @@ const REPLAY_TURN_BYTES_BETWEEN: usize = 8 << 20;
 const REQUEST_BYTES: usize = 1 << 10;
 /// Bytes that a subscriber's connection reads into: it says nothing but its close.
 const SUBSCRIBER_BYTES: usize = 160;
+/// Most bytes that are encrypted for one connection at a time: what its buffer holds, and some 30 µs of work.
+const SECURE_BYTES_MAX: usize = 256 << 10;
+/// Most buffers of encrypted bytes that are kept to be used again, each about [`SECURE_BYTES_MAX`] long.
+const SPARE_CIPHERS_MAX: usize = 64;
+/// Longest buffer that is kept: a chunk of the largest size is rare.
+const SPARE_CIPHER_BYTES_MAX: usize = 2 * SECURE_BYTES_MAX;
 /// Most batches that are kept to be used again.
 const SPARE_BATCHES_MAX: usize = 1_024;
 /// How long the other half of a connection that is done may take to end: a client has its answer a round trip later.
@@ -87,6 +95,7 @@ pub(super) struct Audience {
     settings: AudienceSettings,
     gate: Gate,
     tokens: Option<TokenCheck>,
+    tls: Option<TlsServer>,
     listener: Option<OwnedFd>,
     accepting: bool,
     peers: Vec<Option<Peer>>,
@@ -98,6 +107,10 @@ pub(super) struct Audience {
     /// Connections that want a read of a stored ledger.
     wanted: VecDeque<u32>,
     spare: Vec<Box<Batch>>,
+    /// Buffers of encrypted bytes.
+    ciphers: Vec<Arc<Vec<u8>>>,
+    /// What was decrypted.
+    plain: Vec<u8>,
     sending: usize,
     sending_live: usize,
     sending_bytes: usize,
@@ -109,11 +122,18 @@ pub(super) struct Audience {
 
 impl Audience {
     /// Nobody yet. `seed` is a random number: subscriptions of several flows are numbered from it.
-    pub(super) fn new(settings: AudienceSettings, tokens: Option<TokenCheck>, listener: OwnedFd, seed: u64) -> Audience {
+    pub(super) fn new(
+        settings: AudienceSettings,
+        tokens: Option<TokenCheck>,
+        tls: Option<TlsServer>,
+        listener: OwnedFd,
+        seed: u64,
+    ) -> Audience {
         Audience {
             settings,
             gate: Gate::new(settings.gate),
             tokens,
+            tls,
             listener: Some(listener),
             accepting: false,
             peers: Vec::new(),
@@ -122,6 +142,8 @@ impl Audience {
             behind: VecDeque::new(),
             wanted: VecDeque::new(),
             spare: Vec::new(),
+            ciphers: Vec::new(),
+            plain: Vec::new(),
             sending: 0,
             sending_live: 0,
             sending_bytes: 0,
@@ -196,7 +218,16 @@ impl Audience {
         let _ = tcp::tune_patiently(socket.as_fd(), self.settings.dead_after);
         self.counters.accepted += 1;
         let machine = Connection::with_limits(cx.now, self.settings.time);
-        let peer = Peer::new(machine, socket, peer.ip());
+        let mut peer = Peer::new(machine, socket, peer.ip());
+        if let Some(tls) = &mut self.tls {
+            match tls.session() {
+                Ok(session) => peer.tls = Some(Box::new(session)),
+                Err(_) => {
+                    self.counters.refused_tls += 1;
+                    return self.gate.disconnect(peer.address, None);
+                }
+            }
+        }
         let at = match self.free.pop() {
             Some(at) => at as usize,
             None => {
@@ -232,6 +263,18 @@ impl Audience {
             // What comes after the end is dropped.
             Stage::Lingering(_) => {}
             Stage::Open => {
+                let mut bytes = &bytes[..];
+                let mut said_all = false;
+                if let Some(session) = &mut peer.tls {
+                    self.plain.clear();
+                    if session.on_bytes(bytes).is_err() {
+                        self.counters.refused_tls += u64::from(session.is_handshaking());
+                        // Its last word tells the client why.
+                        peer.ended = true;
+                    }
+                    session.read_plain(&mut self.plain);
+                    (bytes, said_all) = (&self.plain, session.peer_closed());
+                }
                 let server = Server { run: cx.run, subscribers: self.gate.subscribers() };
                 let mut door = DoorOf {
                     gate: &mut self.gate,
@@ -241,12 +284,15 @@ impl Audience {
                     entered: &mut peer.entered,
                 };
                 let asked = peer.machine.is_waiting_for_request();
-                peer.machine.on_bytes_at(&bytes, cx.hub, server, &mut door, cx.now);
+                peer.machine.on_bytes_at(bytes, cx.hub, server, &mut door, cx.now);
                 if asked && !peer.machine.is_waiting_for_request() {
                     // An odd step goes through every number before it repeats one.
                     self.next_id = self.next_id.wrapping_add(0x9E37_79B9_7F4A_7C15);
                 }
                 self.make_ready(at);
+                if said_all {
+                    return self.hung_up(at, 0);
+                }
             }
         }
         self.receive(cx, at, bytes);
@@ -280,6 +326,11 @@ impl Audience {
         self.counters.sends += 1;
         self.counters.sent_bytes += result as u64;
         if batch.is_empty() {
+            if let Some(cipher) = peer.cipher.take().filter(|cipher| cipher.capacity() <= SPARE_CIPHER_BYTES_MAX)
+                && self.ciphers.len() < SPARE_CIPHERS_MAX
+            {
+                self.ciphers.push(cipher);
+            }
             peer.machine.progress(peer.stash.is_empty(), cx.now);
             self.keep(batch);
         } else {
@@ -353,7 +404,14 @@ impl Audience {
         if peer.sending || peer.stage != Stage::Open {
             return 0;
         }
-        let share = (SENDING_BYTES_MAX / (self.sending + 1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX);
+        let mut share = (SENDING_BYTES_MAX / (self.sending + 1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX);
+        if peer.tls.is_some() {
+            if let Some(rest) = peer.rest.take() {
+                // Encrypted already.
+                return self.send(cx, at, rest);
+            }
+            share = share.min(SECURE_BYTES_MAX);
+        }
         let mut batch = peer.rest.take().or_else(|| self.spare.pop()).unwrap_or_default();
         peer.stash.drain(..).for_each(|part| batch.push(part));
         peer.waiting = false;
@@ -378,12 +436,40 @@ impl Audience {
             self.cut(at);
             return 0;
         }
+        if peer.tls.is_some() && !self.encrypt(at, &mut batch) {
+            self.keep(batch);
+            self.cut(at);
+            return 0;
+        }
         if batch.is_empty() {
             self.keep(batch);
             self.end_if_drained(cx, at);
             return 0;
         }
         self.send(cx, at, batch)
+    }
+
+    /// Puts what a batch holds, and what TLS itself has to say, into it as one encrypted part. False: the session is over.
+    fn encrypt(&mut self, at: usize, batch: &mut Batch) -> bool {
+        let Some(peer) = self.peers[at].as_mut() else { return false };
+        let Some(session) = &mut peer.tls else { return false };
+        let mut buffer = self.ciphers.pop().unwrap_or_default();
+        let out = Arc::get_mut(&mut buffer).expect("a spare buffer is nobody's");
+        out.clear();
+        session.take_cipher(out);
+        let encrypted = batch.iter().all(|part| session.encrypt(part, out).is_ok());
+        if peer.ended {
+            session.close();
+        }
+        session.take_cipher(out);
+        batch.clear();
+        if out.is_empty() {
+            self.ciphers.push(buffer);
+        } else {
+            batch.push(buffer.clone());
+            peer.cipher = Some(buffer);
+        }
+        encrypted
     }
 
     fn send(&mut self, cx: &mut Context<'_>, at: usize, batch: Box<Batch>) -> usize {

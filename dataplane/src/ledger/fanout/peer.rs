@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::super::hub::Stored;
 use super::super::session::Connection;
 use super::gate::Entered;
+use super::secure::TlsSession;
 use crate::sys::uring::Frozen;
 use crate::sys::uring::shared::Batch;
 
@@ -51,6 +52,10 @@ pub(super) struct Peer {
     pub(super) stored_frames: u32,
     /// What the connection did not take of the last send.
     pub(super) rest: Option<Box<Batch>>,
+    /// TLS, where it is spoken.
+    pub(super) tls: Option<Box<TlsSession>>,
+    /// What was encrypted and is being sent.
+    pub(super) cipher: Option<Arc<Vec<u8>>>,
     /// Frames of a stored ledger that go next.
     pub(super) stash: Vec<Part>,
     /// The machine has no more to say.
@@ -80,6 +85,8 @@ impl Peer {
             reading: Reading::No,
             stored_frames: 0,
             rest: None,
+            tls: None,
+            cipher: None,
             stash: Vec::new(),
             ended: false,
             eof: false,

@@ -67,6 +67,11 @@ impl Batch {
         self.parts.len()
     }
 
+    /// The parts' bytes; of the first also what was sent.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|part| part.bytes())
+    }
+
     /// So many bytes were sent: parts that are sent whole are let go. Asserts that there were as many.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.bytes, "the kernel sends no more than it was given");
