@@ -6,6 +6,7 @@
 #[cfg(feature = "ledger")]
 pub mod archive;
 pub mod assemble;
+#[cfg(feature = "ledger")]
 pub mod bearer;
 #[cfg(feature = "ledger")]
 pub mod bench;
@@ -54,6 +55,8 @@ pub mod pacing;
 #[cfg(feature = "ledger")]
 pub mod place;
 #[cfg(feature = "ledger")]
+pub mod plan;
+#[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
@@ -65,19 +68,18 @@ pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
-mod socket;
 #[cfg(feature = "ledger")]
 pub mod share;
 #[cfg(feature = "ledger")]
+mod socket;
+#[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
-pub mod source_counters;
-#[cfg(feature = "ledger")]
 pub mod source_worker;
-#[cfg(feature = "ledger-async")]
-pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod stats;
+#[cfg(feature = "ledger-async")]
+pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]

@@ -17,7 +17,7 @@ use super::hub::Outcome;
 use super::message::{Encoded, HEADROOM};
 use super::pool::{Buffer, Pool};
 use super::query::Range;
-pub use super::source_counters::RelayCounter;
+pub use super::stats::RelayCounter;
 use super::url::Url;
 use crate::runtime::link::LinkSender;
 use crate::runtime::worker::{Turn, Worker};

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 
-use super::source_counters::{self as listed, EncodeCounter, RelayCounter, SourceCounter};
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
 use crate::sync::metrics::{Kind, Sample, Source};
 
@@ -98,14 +97,18 @@ counter_set! {
 counter_set! {
     /// What a relay counts.
     RelayCounters, RelayCounter {
-        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server";
-        counter disconnects as Disconnects: "sluice_ledger_relay_disconnects", "Connections that were lost";
-        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers verified and passed on";
-        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of their messages";
-        counter restarts as Restarts: "sluice_ledger_relay_restarts", "Times that an open ledger began again";
-        counter waits as Waits: "sluice_ledger_relay_waits", "Turns in which nothing was read because the fan-out was behind";
-        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the connection to the upstream server stands";
-        gauge latest as Latest: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
+        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers that were verified and passed on whole";
+        counter packed_bytes as PackedBytes: "sluice_ledger_relay_packed_bytes", "Bytes of their chunks as they came";
+        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of the ledgers";
+        counter chunks as Chunks: "sluice_ledger_relay_chunks", "Chunks that were passed on";
+        counter begun_again as BegunAgain: "sluice_ledger_relay_begun_again", "Ledgers that the upstream server began again";
+        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server that stood";
+        counter failures as Failures: "sluice_ledger_relay_failures", "Attempts at a connection that came to nothing, and connections that were lost";
+        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server had the next ledger no more, so that some are missing here";
+        counter runs as Runs: "sluice_ledger_relay_runs", "Times that the upstream server's run was another one";
+        gauge last as Last: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
+        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the upstream server streams";
+        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that a ledger's chunks are shared out to";
     }
 }
 
@@ -191,6 +194,11 @@ pub fn fanout_books(core: String, source: String) -> (FanoutBooks, FanoutView) {
 }
 
 impl FanoutView {
+    /// Its counters, to be looked at from elsewhere.
+    pub fn counters(&self) -> CounterReader<FanoutCounter> {
+        self.counters.clone()
+    }
+
     /// One counter.
     pub fn get(&self, counter: FanoutCounter) -> u64 {
         self.counters.get(counter)
@@ -235,13 +243,13 @@ impl Source for LedgerStatus {
             });
         }
         if let Some(counters) = &self.source {
-            listed::samples(SourceCounter::ALL, counters, None, out);
+            samples(SourceCounter::ALL, counters, None, out);
         }
         if let Some(counters) = &self.relay {
-            listed::samples(RelayCounter::ALL, counters, None, out);
+            samples(RelayCounter::ALL, counters, None, out);
         }
         for (index, counters) in self.encoders.iter().enumerate() {
-            listed::samples(EncodeCounter::ALL, counters, Some(index), out);
+            samples(EncodeCounter::ALL, counters, Some(index), out);
         }
     }
 
@@ -257,13 +265,12 @@ impl Source for LedgerStatus {
         });
         fill(&mut status, FanoutCounter::ALL, &view.counters);
         if let Some(counters) = &self.source {
-            status["from"] = listed::object(SourceCounter::ALL, counters);
+            status["from"] = object(SourceCounter::ALL, counters);
         }
         if let Some(counters) = &self.relay {
-            status["relay"] = listed::object(RelayCounter::ALL, counters);
+            status["relay"] = object(RelayCounter::ALL, counters);
         }
-        let encoders: Vec<Value> =
-            self.encoders.iter().map(|counters| listed::object(EncodeCounter::ALL, counters)).collect();
+        let encoders: Vec<Value> = self.encoders.iter().map(|counters| object(EncodeCounter::ALL, counters)).collect();
         status["encoders"] = encoders.into();
         ("ledger", status)
     }
@@ -309,7 +316,7 @@ mod tests {
             FanoutCounters { refused_token: 3, raw_bytes: 100, packed_bytes: 50, ..FanoutCounters::default() };
         FanoutCounter::write(&mut books.counters, &counted);
         let (mut encoder, reader) = counters();
-        encoder.set(EncodeCounter::Chunks, 7);
+        EncodeCounter::write(&mut encoder, &EncodeCounters { chunks: 7, ..EncodeCounters::default() });
         let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader] };
         let mut samples = Vec::new();
         status.samples(&mut samples);
