@@ -75,6 +75,21 @@ impl fmt::Display for Run {
     }
 }
 
+/// The identity and the network in a run as it is announced; `None` where it is announced otherwise than [`Run`] does.
+pub fn run_parts(text: &str) -> Option<([u8; 16], [u8; 8])> {
+    fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+        let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
+        let bytes: Vec<u8> = digits.chunks(2).filter(|two| two.len() == 2).map(|two| two[0] << 4 | two[1]).collect();
+        (digits.len() == 2 * N).then(|| bytes.try_into().ok()).flatten()
+    }
+    let (id, network) = match text.split_once("; net=") {
+        Some((id, network)) => (id, hex(network)?),
+        None => (text, [0; 8]),
+    };
+    let run = Run { id: hex(&id.replace('-', ""))?, network, epoch: 0, start: 0, source: String::new() };
+    (run.to_string() == text).then_some((run.id, run.network))
+}
+
 /// What stands before a segment's records.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
@@ -734,7 +749,12 @@ mod tests {
         let mut run = run_of(1);
         run.id = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff";
         assert_eq!(run.to_string(), "00112233-4455-6677-8899-aabbccddeeff; net=0909090909090909");
+        assert_eq!(run_parts(&run.to_string()), Some((run.id, run.network)));
         run.network = [0; 8];
         assert_eq!(run.to_string(), "00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(run_parts(&run.to_string()), Some((run.id, run.network)));
+        for other in ["", "x", "00112233445566778899aabbccddeeff", "00112233-4455-6677-8899-aabbccddeeff; net=09", "é"] {
+            assert_eq!(run_parts(other), None, "{other}");
+        }
     }
 }

@@ -149,7 +149,8 @@ counter_set! {
         counter refused_tls as RefusedTls: "sluice_ledger_refused_connections" {"reason": "tls"}, "Connections refused";
         counter replay_reads as ReplayReads: "sluice_ledger_replay_reads", "Reads of stored ledgers";
         counter replay_bytes as ReplayBytes: "sluice_ledger_replay_bytes", "Bytes read for replays";
-        counter damaged_reads as DamagedReads: "sluice_ledger_damaged_reads", "Reads of stored ledgers that failed or did not verify";
+        counter damaged_reads as DamagedReads: "sluice_ledger_damaged_reads", "Reads of stored ledgers that failed or did not verify, and were made again";
+        counter lost_ledgers as LostLedgers: "sluice_ledger_lost_ledgers", "Stored ledgers that could not be read, and left retention";
         counter written as Written: "sluice_ledger_written_ledgers", "Ledgers written to disk";
         counter written_bytes as WrittenBytes: "sluice_ledger_written_bytes", "Bytes written to disk";
         counter passed_over as PassedOver: "sluice_ledger_passed_over_ledgers", "Ledgers that had left retention before their write";

@@ -22,6 +22,7 @@ mod ledger_lake;
 mod ledger_limits;
 mod ledger_outside;
 mod ledger_relay;
+mod ledger_hostile;
 mod ledger_serve;
 mod ledger_source;
 mod ledger_vectors;
