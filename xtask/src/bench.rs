@@ -11,7 +11,8 @@ pub struct Args {
     /// ring-mirror (`ring-even-rates`, `ring-parked`, `ring-hub`, `ring-ladder`), or a part of a criterion file. "figures": every figure
     /// that has a target, beside its target, recorded in bench/results when the machine is idle.
     name: Option<String>,
-    /// Of the figures only this part: packet, arbiter, pipeline, replay, xdp, disk, query, live, ring, ring-mirror.
+    /// Of the figures only this part: packet, arbiter, pipeline, replay, xdp, disk, query, live, ring, ring-mirror, ledger-targets,
+    /// ledger-windows, ledger-crowd, ledger-replay, ledger-stretch.
     part: Option<String>,
     /// Run each once, small, to see that it still works; measures nothing.
     #[arg(long)]

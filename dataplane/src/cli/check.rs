@@ -23,6 +23,7 @@ pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
     let mut findings = config::check(&config);
     findings.extend(crate::ring::plan::check_files(&config));
+    findings.extend(crate::ledger::files::check_files(&config));
     let warnings = config::warn(&config, cpu::allowed().len());
     let frames: Vec<(String, u64, u32)> = config
         .interfaces

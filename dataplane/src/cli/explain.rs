@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::config::{self, Bytes, Config, Record, SourceKind};
+use crate::config::{self, Bytes, Config, LedgerSource, Record, SourceKind};
 
 /// Slot bytes of the reorder window, with the window's two slots per message.
 const WINDOW_BYTES_PER_MESSAGE: u64 = 2 * 128;
@@ -73,6 +73,7 @@ fn workers(config: &Config, core: &str) -> Vec<String> {
         ));
     }
     lines.extend(ring_workers(config, core));
+    lines.extend(ledger_workers(config, core));
     if lines.is_empty() {
         lines.push("no worker".into());
     }
@@ -94,6 +95,37 @@ fn ring_workers(config: &Config, core: &str) -> Vec<String> {
             let _ = write!(ways, ", UDP from port {port}");
         }
         lines.push(format!("serve {}: {} -> {ways}", serve.name, serve.ring.display()));
+    }
+    lines
+}
+
+fn ledger_workers(config: &Config, core: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    let Some(serve) = &config.ledger.serve else { return lines };
+    if serve.source_core() == core {
+        lines.push(match (serve.source, &serve.upstream) {
+            (LedgerSource::Follow, Some(url)) => format!("ledger relay: {url}, chunks passed on as they come"),
+            (source, _) => {
+                format!("ledger source: {source}, chunks of {}, the last of {}", serve.chunk_size, serve.tail_size())
+            }
+        });
+    }
+    let encoders = serve.encoder_cores().iter().filter(|name| **name == core).count();
+    if encoders > 0 {
+        let (compress, level) = (serve.compress, serve.compress_level);
+        lines.push(format!("ledger encoders: {encoders}, zstd {level}, compress \"{compress}\""));
+    }
+    if serve.core == core {
+        let tls = if serve.cert.is_some() { "TLS" } else { "no TLS" };
+        let tokens = if serve.tokens.is_some() { "tokens" } else { "no tokens" };
+        lines.push(format!(
+            "ledger fan-out: {}, {tls}, {tokens}, at most {} subscribers; {} ledgers in segments of {} in {}",
+            serve.listen,
+            serve.subscribers_max,
+            serve.retention,
+            serve.segment_bytes,
+            serve.segments_dir().display()
+        ));
     }
     lines
 }
@@ -121,6 +153,15 @@ fn links(config: &Config) -> Vec<String> {
     for interface in &config.interfaces {
         lines.push(format!("arbiter, store -> rx {}: {} frames home, each", interface.name, interface.frames));
     }
+    if let Some(serve) = &config.ledger.serve {
+        let from = if serve.source == LedgerSource::Follow { "relay" } else { "source" };
+        lines.push(format!("ledger {from} -> fan-out: what comes, in order"));
+        for (index, core) in serve.encoder_cores().iter().enumerate() {
+            lines.push(format!(
+                "ledger source -> encoder {index} ({core}) -> fan-out: chunks; behind, they go as they are"
+            ));
+        }
+    }
     lines
 }
 
@@ -144,6 +185,9 @@ fn memory(config: &Config) -> Vec<(String, u64)> {
     }
     for store in &config.stores {
         rows.push((format!("blocks of store {}", store.name), u64::from(store.blocks_in_flight) * store.block.0));
+    }
+    if let Some(serve) = &config.ledger.serve {
+        rows.push(("ledgers that wait for their write, at most".into(), serve.backlog_bytes.0));
     }
     rows
 }

@@ -60,6 +60,11 @@ impl MakeWriter<'_> for Lines {
 
 /// Starts the log: text on a terminal, JSON lines elsewhere; `SLUICE_LOG` filters (default `info`).
 pub fn start() {
+    start_with(None);
+}
+
+/// As [`start`], with a filter that a flag gave in place of the environment's.
+pub fn start_with(filter: Option<&str>) {
     let (lines, inbox) = bounded(LINES_MAX);
     let write = move || {
         for line in inbox {
@@ -77,7 +82,10 @@ pub fn start() {
     if thread.is_err() || LINES.set(lines).is_err() {
         return;
     }
-    let filter = EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = match filter {
+        Some(filter) => EnvFilter::new(filter),
+        None => EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("info")),
+    };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines).with_target(false);
     if io::stderr().is_terminal() {
         builder.init();

@@ -32,6 +32,7 @@ pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
     let mut findings = config::check(&config);
     findings.extend(crate::ring::plan::check_files(&config));
+    findings.extend(crate::ledger::files::check_files(&config));
     if !findings.is_empty() {
         let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
         return Err(Failure::usage(lines.join("\nsluice: ")));

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddrV4;
 
 use super::capture::{Feed, Interface, SourceKind, Stamp, Store};
+use super::check_ledger::check_ledger;
 use super::check_ring::check_rings;
 use super::load::Config;
 use crate::units::SIDES_MAX;
@@ -66,6 +67,7 @@ pub fn check(config: &Config) -> Vec<Finding> {
         check_store(config, store, &mut findings);
     }
     check_rings(config, &mut findings);
+    check_ledger(config, &mut findings);
     findings.0
 }
 
@@ -89,10 +91,10 @@ fn check_names(config: &Config, findings: &mut Findings) {
     if config.cores.is_empty() {
         findings.add("core", "there is none: add [[core]] with name and cpu");
     }
-    if config.feeds.is_empty() && config.ring.is_empty() {
+    if config.feeds.is_empty() && config.ring.is_empty() && config.ledger.is_empty() {
         findings.add(
             "feed",
-            "there is none, and no ring either: add [[feed]] with at least one [[feed.side]], [[ring.serve]] or [[ring.mirror]]",
+            "there is none, and neither ring nor ledger: add [[feed]] with at least one [[feed.side]], [[ring.serve]], [[ring.mirror]] or [ledger.serve]",
         );
     }
     let kinds: [(&str, Vec<&str>); 6] = [

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::capture::Idle;
 use super::check::{Finding, Findings};
+use super::check_ledger::warn_ledger;
 use super::load::Config;
 use super::ring::{Linger, Mirror, Serve};
 use super::{Bytes, Span};
@@ -87,10 +88,11 @@ pub fn warn(config: &Config, cpus: usize) -> Vec<Finding> {
             ),
         );
     }
+    warnings.0.extend(warn_ledger(config, cpus));
     warnings.0
 }
 
-fn range<T: PartialOrd + std::fmt::Display>(findings: &mut Findings, key: String, value: T, from: T, to: T) {
+pub(super) fn range<T: PartialOrd + std::fmt::Display>(findings: &mut Findings, key: String, value: T, from: T, to: T) {
     if value < from || value > to {
         findings.add(key, format!("is {value}, but must be from {from} to {to}"));
     }

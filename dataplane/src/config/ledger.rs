@@ -338,7 +338,7 @@ pub struct LedgerServe {
 
     /// Bytes of a chunk.
     pub chunk_size: Bytes,
-    /// Bytes of the last chunks of a ledger whose length is known.
+    /// Bytes of the last chunks of a ledger whose length is known; see [`LedgerServe::tail_size`].
     pub tail_size: Bytes,
     /// When chunks are compressed.
     pub compress: Compress,
@@ -427,7 +427,7 @@ impl Default for LedgerServe {
             upstream_ca: None,
             upstream_flows: 1,
             chunk_size: Bytes(256 << 10),
-            tail_size: Bytes(32 << 10),
+            tail_size: LedgerServe::TAIL_SIZE,
             compress: Compress::Auto,
             compress_level: 1,
             compress_workers: 0,
@@ -449,6 +449,8 @@ impl Default for LedgerServe {
 impl LedgerServe {
     /// The port of the protocol by custom.
     pub const PORT: u16 = 8_462;
+    /// An eighth of a chunk: what comes last is encoded, sent and decoded in an eighth of the time.
+    pub const TAIL_SIZE: Bytes = Bytes(32 << 10);
 
     /// A server with every default.
     pub fn new(core: impl Into<String>) -> LedgerServe {
@@ -474,6 +476,11 @@ impl LedgerServe {
             workers => workers as usize,
         };
         cores.iter().copied().cycle().take(workers).collect()
+    }
+
+    /// Bytes of the last chunks: never more than those of all others.
+    pub fn tail_size(&self) -> Bytes {
+        self.tail_size.min(self.chunk_size)
     }
 
     /// Where the segments are.

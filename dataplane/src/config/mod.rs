@@ -4,6 +4,7 @@
 
 mod capture;
 mod check;
+mod check_ledger;
 mod check_ring;
 mod ledger;
 mod load;
@@ -15,8 +16,9 @@ pub use capture::{
     SourceKind, Stamp, StartAt, Store, Through, ZeroCopy,
 };
 pub use check::{Finding, check, frames_needed, queue_frames_min};
+pub use check_ledger::is_retention;
 pub use check_ring::warn;
 pub use ledger::{Compress, Ledger, LedgerServe, LedgerSource, LedgerSpin, LedgerSync, LedgerTrial, Listen};
 pub use load::{Config, ConfigError, load, parse};
-pub use quantity::{Bytes, Span, parse_bytes, parse_rate};
+pub use quantity::{Bytes, Span, parse_bytes, parse_duration, parse_rate};
 pub use ring::{Linger, Mirror, MirrorStart, Ring, Serve};

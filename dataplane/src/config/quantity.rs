@@ -33,6 +33,68 @@ impl std::str::FromStr for Span {
     }
 }
 
+/// Units of a duration as Go writes it, and their ns. Longer ones first where one begins another.
+const GO_UNITS: [(&str, u64); 8] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("\u{b5}s", 1_000),
+    ("\u{3bc}s", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// Reads a duration as a command line has it: all that the TOML takes, and all that Go's flags do (`"1.5s"`, `"1h2m0.5s"`,
+/// `"+5ms"`, `"0"`).
+///
+/// # Errors
+/// Names the text and what would be right; a negative one is told apart.
+pub fn parse_duration(text: &str) -> Result<Span, String> {
+    if let Some(rest) = text.strip_prefix('-')
+        && (go_nanos(rest).is_some() || rest.parse::<Span>().is_ok())
+    {
+        return Err(format!("\"{text}\" is negative: write 0s or more"));
+    }
+    match go_nanos(text.strip_prefix('+').unwrap_or(text)) {
+        Some(nanos) => Ok(Span(Duration::from_nanos(nanos))),
+        None => text.parse(),
+    }
+}
+
+fn go_nanos(text: &str) -> Option<u64> {
+    if text == "0" {
+        return Some(0);
+    }
+    let mut rest = text;
+    let mut sum = 0_u64;
+    while !rest.is_empty() {
+        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (whole, fraction) = rest[..number].split_once('.').unwrap_or((&rest[..number], ""));
+        if whole.is_empty() && fraction.is_empty() {
+            return None;
+        }
+        let unit_end =
+            rest[number..].find(|c: char| c.is_ascii_digit() || c == '.').map_or(rest.len(), |at| number + at);
+        let unit = GO_UNITS.iter().find(|(name, _)| *name == &rest[number..unit_end])?.1;
+        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+        sum = sum.checked_add(whole.checked_mul(unit)?)?.checked_add(fraction_nanos(fraction, unit)?)?;
+        rest = &rest[unit_end..];
+    }
+    (sum > 0 || !text.is_empty()).then_some(sum).filter(|_| i64::try_from(sum).is_ok())
+}
+
+/// The ns of a fraction's digits, cut off below one.
+fn fraction_nanos(digits: &str, unit: u64) -> Option<u64> {
+    // Nine digits and more than a nanosecond's of an hour: what lies beyond is less than one ns in sum.
+    let digits = &digits[..digits.len().min(18)];
+    if digits.is_empty() {
+        return Some(0);
+    }
+    let value: u128 = digits.parse().ok()?;
+    u64::try_from(value * u128::from(unit) / 10_u128.pow(digits.len() as u32)).ok()
+}
+
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Span, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
@@ -145,6 +207,46 @@ mod tests {
         assert_eq!(Bytes(1_500).to_string(), "1500B");
         for bad in ["", "MiB", "-1", "1XB", "99999999999TiB"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_of_a_command_line_are_gos_and_ours() {
+        for (text, nanos) in [
+            ("7500us", 7_500_000_u64),
+            ("15ms", 15_000_000),
+            ("600ms", 600_000_000),
+            ("1s", 1_000_000_000),
+            ("1.5s", 1_500_000_000),
+            (".5ms", 500_000),
+            ("1.ms", 1_000_000),
+            ("1h2m0.5s", 3_720_500_000_000),
+            ("3\u{b5}s", 3_000),
+            ("3\u{3bc}s", 3_000),
+            ("1.9ns", 1),
+            ("0.333333333333333333333h", 1_199_999_999_999),
+            ("0", 0),
+            ("0s", 0),
+            ("+5ms", 5_000_000),
+            ("1day", 86_400_000_000_000),
+            ("2 min", 120_000_000_000),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Span(Duration::from_nanos(nanos))), "{text}");
+        }
+        for (text, part) in [
+            ("-5ms", "is negative: write 0s or more"),
+            ("-0.5s", "is negative"),
+            ("", "is not a duration"),
+            ("-", "is not a duration"),
+            ("5", "is not a duration"),
+            ("ms", "is not a duration"),
+            (".s", "is not a duration"),
+            ("1.2.3s", "is not a duration"),
+            ("5 parsecs", "is not a duration"),
+            ("99999999999999999999h", "is not a duration"),
+        ] {
+            let error = parse_duration(text).expect_err(text);
+            assert!(error.contains(part), "{text}: {error}");
         }
     }
 

@@ -231,8 +231,9 @@ impl Client {
         let rest = self.assembler.rest();
         self.first = (!rest.is_tip()).then_some(rest.start());
         let mut target = url.target(&rest);
-        if self.flows_max > 1 {
-            target.push_str(&format!("&flows={}", self.flows_max));
+        // A stranger's `id` would be taken for that of a subscription.
+        if self.flows_max > 1 && !url.has_parameter("id") {
+            target = target.replacen('?', &format!("?flows={}&", self.flows_max), 1);
         }
         self.lines[0].connect(url, &target, authorization, nonce);
     }
@@ -257,7 +258,8 @@ impl Client {
             unreachable!("a further flow is asked for only when the first one says what it is part of")
         };
         let rest = Range::new(first, self.assembler.range().end()).expect("the first of the lines has this range");
-        let target = format!("{}&flow={flow}&flows={flows}&id={}", url.target(&rest), offer.id);
+        let ours = format!("?flow={flow}&flows={flows}&id={}&", offer.id);
+        let target = url.target(&rest).replacen('?', &ours, 1);
         while self.lines.len() <= flow {
             self.lines.push(Line::new(self.limits.chunk_bytes_max));
         }
@@ -408,6 +410,11 @@ impl Client {
     /// The ledger that was completed last, until more is read.
     pub fn ledger(&self) -> Option<Ledger<'_>> {
         self.assembler.verified()
+    }
+
+    /// Gives the buffer of that ledger away: see [`Assembler::exchange`].
+    pub fn exchange(&mut self, other: Vec<u8>) -> Vec<u8> {
+        self.assembler.exchange(other)
     }
 
     /// The only connection ended. `Ok`: nothing is missing.

@@ -83,6 +83,8 @@ pub struct FanoutWorker {
     /// When the worker was stopped, or the source ended.
     stopping: Option<i64>,
     finished: Option<i64>,
+    /// END is stamped here and not by the source.
+    stamps_drained: bool,
     now: i64,
 }
 
@@ -100,8 +102,15 @@ impl FanoutWorker {
             show_at: 0,
             stopping: None,
             finished: None,
+            stamps_drained: false,
             now: 0,
         }
+    }
+
+    /// Stamps END when everything of its ledger has come from the encoders, as the peer does, for a measurement beside it.
+    pub fn stamping_drained(mut self) -> FanoutWorker {
+        self.stamps_drained = true;
+        self
     }
 
     /// Takes what the source's side has for it, as far as a turn goes, and to the end of a ledger at most; how many items. An end
@@ -140,6 +149,7 @@ impl FanoutWorker {
                 assert!(encoder < self.parts.encoders.len(), "the order names encoder {encoder}, which there is not");
                 self.awaited = Some(encoder);
             }
+            Item::End(end) if self.stamps_drained => self.held = Some(End { emit_end_ns: clock::utc_ns(), ..end }),
             Item::End(end) => self.held = Some(end),
             Item::Run(run) => self.change_run(run),
             Item::Finished(outcome, reason) => self.finish_source(outcome, reason),

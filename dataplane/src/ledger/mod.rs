@@ -6,6 +6,7 @@
 #[cfg(feature = "ledger")]
 pub mod archive;
 pub mod assemble;
+pub mod bearer;
 #[cfg(feature = "ledger")]
 pub mod bench;
 #[cfg(feature = "ledger")]
@@ -22,12 +23,22 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
+pub mod export;
+#[cfg(feature = "ledger")]
 mod fanout;
 #[cfg(feature = "ledger")]
 pub mod fanout_worker;
+#[cfg(feature = "ledger")]
+pub mod files;
 pub mod follow;
 #[cfg(feature = "ledger")]
+pub mod galexie;
+#[cfg(feature = "ledger")]
+pub mod header;
+#[cfg(feature = "ledger")]
 pub mod hub;
+#[cfg(feature = "ledger")]
+pub mod import;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
@@ -41,22 +52,30 @@ pub mod order;
 #[cfg(feature = "ledger")]
 pub mod pacing;
 #[cfg(feature = "ledger")]
+pub mod place;
+#[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]
 pub mod relay_worker;
+#[cfg(feature = "ledger")]
 pub mod reload;
 #[cfg(feature = "ledger")]
 pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
+mod socket;
 #[cfg(feature = "ledger")]
 pub mod share;
 #[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
+pub mod source_counters;
+#[cfg(feature = "ledger")]
 pub mod source_worker;
+#[cfg(feature = "ledger-async")]
+pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod stats;
 #[cfg(feature = "ledger")]
@@ -67,6 +86,8 @@ pub mod tls;
 pub mod tokens;
 pub mod unpack;
 pub mod url;
+#[cfg(feature = "check-xdr")]
+pub mod xdr;
 
 #[cfg(all(test, feature = "ledger"))]
 mod stream_tests;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 
+use super::source_counters::{self as listed, EncodeCounter, RelayCounter, SourceCounter};
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
 use crate::sync::metrics::{Kind, Sample, Source};
 
@@ -234,13 +235,13 @@ impl Source for LedgerStatus {
             });
         }
         if let Some(counters) = &self.source {
-            samples(SourceCounter::ALL, counters, None, out);
+            listed::samples(SourceCounter::ALL, counters, None, out);
         }
         if let Some(counters) = &self.relay {
-            samples(RelayCounter::ALL, counters, None, out);
+            listed::samples(RelayCounter::ALL, counters, None, out);
         }
         for (index, counters) in self.encoders.iter().enumerate() {
-            samples(EncodeCounter::ALL, counters, Some(index), out);
+            listed::samples(EncodeCounter::ALL, counters, Some(index), out);
         }
     }
 
@@ -256,12 +257,13 @@ impl Source for LedgerStatus {
         });
         fill(&mut status, FanoutCounter::ALL, &view.counters);
         if let Some(counters) = &self.source {
-            status["from"] = object(SourceCounter::ALL, counters);
+            status["from"] = listed::object(SourceCounter::ALL, counters);
         }
         if let Some(counters) = &self.relay {
-            status["relay"] = object(RelayCounter::ALL, counters);
+            status["relay"] = listed::object(RelayCounter::ALL, counters);
         }
-        let encoders: Vec<Value> = self.encoders.iter().map(|counters| object(EncodeCounter::ALL, counters)).collect();
+        let encoders: Vec<Value> =
+            self.encoders.iter().map(|counters| listed::object(EncodeCounter::ALL, counters)).collect();
         status["encoders"] = encoders.into();
         ("ledger", status)
     }
@@ -307,7 +309,7 @@ mod tests {
             FanoutCounters { refused_token: 3, raw_bytes: 100, packed_bytes: 50, ..FanoutCounters::default() };
         FanoutCounter::write(&mut books.counters, &counted);
         let (mut encoder, reader) = counters();
-        EncodeCounter::write(&mut encoder, &EncodeCounters { chunks: 7, ..EncodeCounters::default() });
+        encoder.set(EncodeCounter::Chunks, 7);
         let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader] };
         let mut samples = Vec::new();
         status.samples(&mut samples);

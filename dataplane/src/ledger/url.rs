@@ -32,8 +32,8 @@ pub struct UrlError {
 }
 
 impl Url {
-    /// Takes an address apart. `ws`, `wss`, `http` and `https` are known; a bare origin means `/stream`; `start` and `end` are
-    /// left out, because each connection sets its own; other parameters stay.
+    /// Takes an address apart. `ws`, `wss`, `http` and `https` are known; a bare origin means `/stream`; `start` and `end` (and
+    /// `flow` and `flows`) are left out, because each connection sets its own; other parameters stay.
     ///
     /// # Errors
     /// See [`UrlError`].
@@ -61,11 +61,14 @@ impl Url {
             None => 80,
         };
         let path = if matches!(path, "" | "/") { "/stream" } else { path };
-        // Compared as a server reads it, so that an escaped name does not slip through.
-        let name = |pair: &str| pair.split('=').next().and_then(decode);
-        let ours = |pair: &&str| matches!(name(pair).as_deref(), Some("start" | "end"));
+        let ours = |pair: &&str| matches!(name(pair).as_deref(), Some("start" | "end" | "flow" | "flows"));
         let kept: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty() && !ours(pair)).collect();
         Ok(Url { tls, host, port, path: path.into(), query: kept.join("&") })
+    }
+
+    /// Whether the address has a parameter of its own with this name.
+    pub fn has_parameter(&self, parameter: &str) -> bool {
+        self.query.split('&').any(|pair| name(pair).as_deref() == Some(parameter))
     }
 
     /// The value of the `Host` field.
@@ -93,6 +96,11 @@ impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", if self.tls { "wss" } else { "ws" }, self.authority(), self.path)
     }
+}
+
+/// A parameter's name as a server reads it, so that an escaped one does not slip through.
+fn name(pair: &str) -> Option<String> {
+    pair.split('=').next().and_then(decode)
 }
 
 /// Host and port of an authority; an IPv6 address stands in brackets.
@@ -128,6 +136,7 @@ mod tests {
             ("https://a:8443/x/y", "a:8443", "/x/y?start=7&end=9"),
             ("ws://a:80/stream?start=1&token=t%26&end=2#frag", "a", "/stream?token=t%26&start=7&end=9"),
             ("ws://a:80?st%61rt=3&e%6Ed=4&x=%zz", "a", "/stream?x=%zz&start=7&end=9"),
+            ("ws://a:80?flows=3&id=x&flow=1", "a", "/stream?id=x&start=7&end=9"),
             ("ws://[::1]:8462?a=1&&b", "[::1]:8462", "/stream?a=1&b&start=7&end=9"),
         ] {
             let url = Url::parse(text).expect(text);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sluice::ledger::chunker::{Chunker, Cut};
 use sluice::ledger::compress::Packer;
+use sluice::ledger::event::Item;
 use sluice::ledger::hub::{Hub, Outcome};
 use sluice::ledger::session::{Connection, Server, Step};
 use sluice::sys::clock;
@@ -22,6 +23,10 @@ pub struct Publisher {
     /// Bytes after which every connection is cut, once each; `None`: none is.
     pub cut_after: Option<usize>,
     pub run: String,
+    /// What the source's side said, where it spoke by items: each that is no message.
+    pub said: Vec<String>,
+    /// Counts the times that every connection is cut.
+    pub cuts: u64,
 }
 
 impl Publisher {
@@ -54,6 +59,40 @@ impl Publisher {
         }
     }
 
+    /// Publishes the rest of a ledger that was opened.
+    pub fn close(&mut self) {
+        let (last, end) = self.chunker.finish(clock::utc_ns()).expect("whole");
+        if let Some(chunk) = last {
+            self.hub.chunk(self.packer.pack(chunk, self.chunker.spare()));
+        }
+        self.hub.end(&end);
+    }
+
+    /// Takes what a source's side says, as the fan-out does.
+    pub fn item(&mut self, item: Item) {
+        match item {
+            Item::Begin(begin) if self.hub.open_sequence() == Some(begin.sequence) => {
+                self.said.push(format!("again {}", begin.sequence));
+                self.hub.begin_again(&begin);
+            }
+            Item::Begin(begin) => _ = self.hub.begin(&begin),
+            Item::Message(message) | Item::Fallback(message) => self.hub.chunk(message),
+            Item::Packed(encoder) => panic!("there is no encoder {encoder}"),
+            Item::End(end) => _ = self.hub.end(&end),
+            Item::Run(run) => {
+                self.said.push(format!("run {run}"));
+                if self.hub.bounds() != (0, 0) || self.hub.open_sequence().is_some() {
+                    self.hub.reset();
+                }
+                self.run = run;
+            }
+            Item::Finished(outcome, reason) => {
+                self.said.push(format!("{outcome:?} {}", reason.unwrap_or_default()));
+                self.hub.finish(outcome);
+            }
+        }
+    }
+
     /// The source has no more.
     pub fn finish(&mut self) {
         self.hub.finish(Outcome::Ended);
@@ -66,6 +105,7 @@ struct Served {
     out: Vec<u8>,
     sent: usize,
     ending: bool,
+    cuts: u64,
 }
 
 /// A running server; it ends when dropped.
@@ -78,7 +118,12 @@ pub struct LedgerServer {
 
 impl LedgerServer {
     pub fn start() -> LedgerServer {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        LedgerServer::start_at("127.0.0.1:0".parse().expect("an address"))
+    }
+
+    /// As [`LedgerServer::start`], at an address of before.
+    pub fn start_at(address: SocketAddr) -> LedgerServer {
+        let listener = TcpListener::bind(address).expect("a port");
         listener.set_nonblocking(true).expect("non-blocking");
         let address = listener.local_addr().expect("bound");
         let publisher = Arc::new(Mutex::new(Publisher {
@@ -87,6 +132,8 @@ impl LedgerServer {
             packer: Packer::new(1).expect("zstd"),
             cut_after: None,
             run: "00112233-4455-6677-8899-aabbccddeeff".into(),
+            said: Vec::new(),
+            cuts: 0,
         }));
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
@@ -98,6 +145,10 @@ impl LedgerServer {
 
     pub fn url(&self) -> String {
         format!("ws://{}", self.address)
+    }
+
+    pub fn shared(&self) -> Arc<Mutex<Publisher>> {
+        self.publisher.clone()
     }
 
     pub fn publisher(&self) -> MutexGuard<'_, Publisher> {
@@ -120,7 +171,8 @@ fn serve(listener: &TcpListener, publisher: &Mutex<Publisher>, stop: &AtomicBool
         if let Ok((stream, _)) = listener.accept() {
             stream.set_nonblocking(true).expect("non-blocking");
             let connection = Connection::new(clock::monotonic_ns());
-            served.push(Served { stream, connection, out: Vec::new(), sent: 0, ending: false });
+            let cuts = publisher.lock().expect("the test is well").cuts;
+            served.push(Served { stream, connection, out: Vec::new(), sent: 0, ending: false, cuts });
         }
         let mut moved = false;
         {
@@ -158,7 +210,7 @@ impl Served {
                 Step::Stored(..) => unreachable!("this server keeps all in memory"),
             }
         }
-        if self.ending {
+        if self.ending || self.cuts != publisher.cuts {
             return false;
         }
         if self.out.is_empty() {

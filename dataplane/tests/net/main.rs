@@ -8,6 +8,8 @@ mod common;
 mod appliance;
 mod capture;
 mod hosts;
+mod ledger_bench;
+mod ledger_disk;
 mod live;
 mod play;
 mod refusals;

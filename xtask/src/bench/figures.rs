@@ -136,10 +136,62 @@ fn ring_rows() -> Vec<(String, String, &'static str, Target)> {
     rows
 }
 
+/// The same for ledgers: what is promised, then what stands beside it.
+fn ledger_rows() -> Vec<(String, String, &'static str, Target)> {
+    let mut rows = Vec::new();
+    let mut row =
+        |name: &str, what: &str, unit, target| rows.push((format!("ledger/{name}"), what.into(), unit, target));
+    let over = "pipeline less the 7.5 ms window";
+    for (cell, what, p50, p99, cpu) in [
+        ("5gbit/zstd/open", "5 Gbit/s, zstd", AtMost(0.2), AtMost(1.0), AtMost(24.0)),
+        ("5gbit/zstd/never", "5 Gbit/s, zstd, parked", AtMost(0.6), Target::None, AtMost(12.0)),
+        ("5gbit/real/open", "5 Gbit/s, real metas", AtMost(0.4), Target::None, Target::None),
+        ("5gbit/real/never", "5 Gbit/s, real metas, parked", Target::None, Target::None, Target::None),
+        ("loopback/raw/open", "loopback, raw", AtMost(0.1), Target::None, Target::None),
+    ] {
+        row(&format!("targets/{cell}/over_p50"), &format!("{what}: {over}, p50"), "ms", p50);
+        row(&format!("targets/{cell}/over_p99"), "  p99", "ms", p99);
+        row(&format!("targets/{cell}/cpu"), "  CPU of both ends a ledger", "ms", cpu);
+    }
+    let raw = "targets/5gbit/raw/open";
+    // The wire's limit is 25.6 ms: 25.4 ms of payload at 0.956 of the rate, the last chunk's constants; 3 % above it.
+    row(&format!("{raw}/pipeline_p50"), "5 Gbit/s, raw: pipeline, p50", "ms", AtMost(25.6 * 1.03));
+    row(&format!("{raw}/delivery_p50"), "  delivery, p50", "ms", Target::None);
+    row(&format!("{raw}/cpu"), "  CPU of both ends a ledger", "ms", Target::None);
+    row("stretch/p99", "t_emit with a server, longer than without, p99", "%", AtMost(2.0));
+    row("stretch/p50", "  p50", "%", Target::None);
+    for (codec, most) in [("raw", 40.0), ("zstd", 15.0)] {
+        row(
+            &format!("crowd/64/{codec}/last_p99"),
+            &format!("64 subscribers, {codec}: the last, p99"),
+            "ms",
+            AtMost(most),
+        );
+        row(&format!("crowd/64/{codec}/last_p50"), "  p50", "ms", Target::None);
+        row(&format!("crowd/64/{codec}/cpu"), "  CPU of both ends a ledger", "ms", Target::None);
+    }
+    for (shape, least) in [("compressible", 3.0), ("noise", 1.0)] {
+        row(&format!("replay/{shape}/rate"), &format!("replay from retention, {shape}"), "GB/s", AtLeast(least));
+        row(&format!("replay/{shape}/cpu"), "  CPU of both ends a ledger", "ms", Target::None);
+    }
+    for window in ["5ms", "7500us", "15ms"] {
+        for link in ["5gbit", "loopback"] {
+            for codec in ["zstd", "raw", "whole"] {
+                let cell = format!("windows/{window}/{link}/{codec}");
+                let what = format!("window {window}, {link}, {codec}: pipeline less the window, p50");
+                row(&format!("{cell}/over_p50"), &what, "ms", Target::None);
+                row(&format!("{cell}/over_p99"), "  p99", "ms", Target::None);
+                row(&format!("{cell}/cpu"), "  CPU of both ends a ledger", "ms", Target::None);
+            }
+        }
+    }
+    rows
+}
+
 /// All rows.
 fn rows() -> Vec<(String, String, &'static str, Target)> {
     let fixed = ROWS.iter().map(|Row(name, what, unit, target)| (name.to_string(), what.to_string(), *unit, *target));
-    fixed.chain(ring_rows()).collect()
+    fixed.chain(ring_rows()).chain(ledger_rows()).collect()
 }
 
 /// Samples by name; a name's unit is the table's.
@@ -159,6 +211,11 @@ const PARTS: &[Part] = &[
     ("live", |run| run.program("live", &[], 1)),
     ("ring", |run| run.program("ring", &[], 1)),
     ("ring-mirror", |run| run.program("ring-mirror", &["mirror", "even-rates", "parked", "hub", "ladder"], 1)),
+    ("ledger-targets", |run| run.program("ledger", &["targets"], 1)),
+    ("ledger-windows", |run| run.program("ledger", &["windows"], 1)),
+    ("ledger-crowd", |run| run.program("ledger", &["crowd"], 1)),
+    ("ledger-replay", |run| run.program("ledger", &["replay"], 1)),
+    ("ledger-stretch", |run| run.program("ledger", &["stretch"], 1)),
 ];
 
 #[derive(Default)]

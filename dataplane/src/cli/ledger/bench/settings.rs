@@ -86,7 +86,15 @@ impl Settings {
             core: name(&self.server_cpus[0]),
             encoder_cores: self.server_cpus.iter().map(name).collect(),
             listen: Listen::Address(listen),
-            source: if args.file_dir.is_some() { LedgerSource::File } else { LedgerSource::Synthetic },
+            source: match (&args.file_dir, &args.pipe_cmd) {
+                (Some(_), _) => LedgerSource::File,
+                (None, Some(_)) => LedgerSource::Pipe,
+                (None, None) => LedgerSource::Synthetic,
+            },
+            pipe_cmd: args.pipe_cmd.clone(),
+            // The clients ask for the first.
+            renumber: Some(args.file_dir.is_some() || args.pipe_cmd.is_some()),
+            pipe_size: args.pipe_size,
             data_dir,
             emit_window: self.window.unwrap_or(WINDOW_DEFAULT),
             cadence: args.synthetic_interval,
@@ -196,8 +204,11 @@ fn loopback(args: &Args) -> Result<u32, Failure> {
             "--emit-window {window} is longer than --synthetic-interval {interval}: a ledger must be over before the next begins"
         ));
     }
-    if args.pipe_cmd.is_some() || args.core_config.is_some() {
-        return refuse("--pipe-cmd and --core-config belong to --mode local and --mode localtap");
+    if args.core_config.is_some() {
+        return refuse("--core-config belongs to --mode local and --mode localtap");
+    }
+    if args.pipe_cmd.is_some() && (args.file_dir.is_some() || args.verify || args.replay) {
+        return refuse("--pipe-cmd with --file-dir, --verify or --replay: a command's ledgers are only streamed");
     }
     if args.start > 1 || args.end != 0 {
         return refuse("--start and --end belong to the other modes: a loopback run has ledgers 1 to --count");
