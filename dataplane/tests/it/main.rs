@@ -17,6 +17,7 @@ mod golden;
 mod ledger;
 mod ledger_archive;
 mod ledger_bench;
+mod ledger_client;
 mod ledger_outside;
 mod ledger_relay;
 mod ledger_serve;
