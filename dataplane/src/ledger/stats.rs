@@ -109,6 +109,17 @@ counter_set! {
         gauge last as Last: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
         gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the upstream server streams";
         gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that a ledger's chunks are shared out to";
+        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server";
+        counter disconnects as Disconnects: "sluice_ledger_relay_disconnects", "Connections that were lost";
+        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers verified and passed on";
+        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of their messages";
+        counter restarts as Restarts: "sluice_ledger_relay_restarts", "Times that an open ledger began again";
+        counter waits as Waits: "sluice_ledger_relay_waits", "Turns in which nothing was read because the fan-out was behind";
+        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server did not have the next ledger any more";
+        counter runs as Runs: "sluice_ledger_relay_other_runs", "Times that the upstream server streamed another run";
+        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that each ledger's chunks are shared out to";
+        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the connection to the upstream server stands";
+        gauge latest as Latest: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
     }
 }
 

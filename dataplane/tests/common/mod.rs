@@ -3,6 +3,7 @@
 
 #[cfg(feature = "appliance")]
 pub mod archives;
+pub mod between;
 pub mod fanout;
 pub mod frames;
 pub mod hosts;

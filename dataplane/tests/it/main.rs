@@ -20,6 +20,7 @@ mod ledger_bench;
 mod ledger_close;
 mod ledger_lake;
 mod ledger_limits;
+mod ledger_client;
 mod ledger_outside;
 mod ledger_relay;
 mod ledger_hostile;
