@@ -9,6 +9,7 @@ mod arbiter_truth;
 mod bad_bytes;
 mod cli_store;
 mod config_examples;
+mod docs_ledger;
 mod docs_sizing;
 mod gap_rules;
 mod gap_truth;
