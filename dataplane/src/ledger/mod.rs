@@ -6,6 +6,7 @@
 #[cfg(feature = "ledger")]
 pub mod archive;
 pub mod assemble;
+pub mod bearer;
 #[cfg(feature = "ledger")]
 pub mod bench;
 #[cfg(feature = "ledger")]
@@ -54,6 +55,7 @@ pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
+mod socket;
 #[cfg(feature = "ledger")]
 pub mod share;
 #[cfg(feature = "ledger")]
@@ -62,6 +64,8 @@ pub mod source;
 pub mod source_counters;
 #[cfg(feature = "ledger")]
 pub mod source_worker;
+#[cfg(feature = "ledger-async")]
+pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod stats;
 #[cfg(feature = "ledger")]
@@ -72,6 +76,8 @@ pub mod tls;
 pub mod tokens;
 pub mod unpack;
 pub mod url;
+#[cfg(feature = "check-xdr")]
+pub mod xdr;
 
 #[cfg(all(test, feature = "ledger"))]
 mod stream_tests;

@@ -15,6 +15,9 @@ const LAST_FRAGMENT: u32 = 1 << 31;
 /// for 180, hashes 64; a margin for what later protocols add.
 pub const PREFIX_BYTES: usize = 4096;
 
+/// Most bytes of a record in one fragment (RFC 5531, 11).
+pub const RECORD_BYTES_MAX: usize = (1 << 31) - 1;
+
 /// The mark of a record. Asserts a length below 2³¹.
 pub fn mark(bytes: usize) -> [u8; MARK_BYTES] {
     let length = u32::try_from(bytes).ok().filter(|length| length & LAST_FRAGMENT == 0);

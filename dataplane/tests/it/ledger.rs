@@ -225,7 +225,7 @@ fn each_end_has_its_exit_code() {
     assert_eq!(code(&[&url, "--start", "5"]).0, Some(0));
     assert_eq!(code(&[&url, "--start", "9", "--end", "4"]).0, Some(2));
     assert_eq!(code(&[&url, "--start", "4294967295"]).0, Some(2));
-    assert_eq!(code(&["wss://127.0.0.1:1"]).0, Some(2));
+    assert_eq!(code(&["wss://127.0.0.1:1"]).0, Some(4), "nobody listens");
     assert_eq!(code(&["127.0.0.1:1"]).0, Some(2));
     let (missing, text) = code(&[&format!("{url}/nowhere")]);
     assert_eq!(missing, Some(2), "{text}");

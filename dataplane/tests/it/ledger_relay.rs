@@ -1,6 +1,6 @@
 //! Relays: servers whose source is another server.
 
-use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
+use sluice::ledger::follow::{FollowSettings, Follower};
 use sluice::ledger::query::Range;
 use sluice::ledger::relay_worker::RelayCounter;
 use sluice::ledger::synthetic::{self, Shape};

@@ -5,6 +5,7 @@
 use super::Outcome;
 
 pub mod bench;
+mod consumer;
 pub mod follow;
 pub mod serve;
 

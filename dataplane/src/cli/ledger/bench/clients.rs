@@ -70,7 +70,7 @@ impl Broken {
 
     fn exit(&self) -> Exit {
         match self {
-            Broken::Follow(FollowError::Url(_) | FollowError::Tls(_)) => Exit::Usage,
+            Broken::Follow(FollowError::Url(_) | FollowError::Tls { .. } | FollowError::Authorization) => Exit::Usage,
             Broken::Follow(FollowError::Stream { source: ClientError::Refused { status, .. }, .. })
                 if *status < 500 =>
             {
