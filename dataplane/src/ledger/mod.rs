@@ -55,19 +55,19 @@ pub mod retention;
 pub mod rpc;
 #[cfg(feature = "ledger")]
 pub mod session;
-mod socket;
 #[cfg(feature = "ledger")]
 pub mod share;
+mod socket;
 #[cfg(feature = "ledger")]
 pub mod source;
 #[cfg(feature = "ledger")]
 pub mod source_counters;
 #[cfg(feature = "ledger")]
 pub mod source_worker;
-#[cfg(feature = "ledger-async")]
-pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod stats;
+#[cfg(feature = "ledger-async")]
+pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]
