@@ -69,10 +69,11 @@ pub fn choose(policy: Policy, level: i32, situation: &Situation) -> Choice {
 const SLACK_TIMES: (u64, u64) = (3, 2);
 
 /// Whether the links can take ledgers as they are: somebody follows live, and the slowest of those is known to take bytes more
-/// than 1.5 times as fast as the source gives them. Rates in bytes/s; 0 is not known.
-pub fn has_slack(live_subscribers: u64, slowest_rate: u64, source_rate: u64) -> bool {
+/// than 1.5 times as fast as the source gives them. Rates in bytes/s; the source's is 0 before its first ledger.
+pub fn has_slack(live_subscribers: u32, slowest_rate: Option<u64>, source_rate: u64) -> bool {
     let (times, of) = SLACK_TIMES;
-    live_subscribers > 0 && source_rate > 0 && slowest_rate / times > source_rate / of
+    let wide = |slowest: u64| slowest / times > source_rate / of;
+    live_subscribers > 0 && source_rate > 0 && slowest_rate.is_some_and(wide)
 }
 
 /// Ledgers whose rates are remembered.
@@ -154,14 +155,14 @@ mod tests {
     #[test]
     fn slack_is_a_known_link_half_as_fast_again_as_the_source() {
         for (live, slowest, source, slack) in [
-            (1, 3_100, 2_000, true),
-            (1, 2_990, 2_000, false),
-            (0, u64::MAX, 1, false),
-            (5, 0, 2_000, false),
-            (5, u64::MAX, 0, false),
-            (1, u64::MAX, u64::MAX, false),
+            (1, Some(3_100), 2_000, true),
+            (1, Some(2_990), 2_000, false),
+            (0, Some(u64::MAX), 1, false),
+            (5, None, 2_000, false),
+            (5, Some(u64::MAX), 0, false),
+            (1, Some(u64::MAX), u64::MAX, false),
         ] {
-            assert_eq!(has_slack(live, slowest, source), slack, "{live} at {slowest} of {source}");
+            assert_eq!(has_slack(live, slowest, source), slack, "{live} at {slowest:?} of {source}");
         }
     }
 

@@ -254,6 +254,11 @@ impl Keeper {
         self.durable = None;
     }
 
+    /// Ledgers that wait to be written, the one that is being written among them.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Nothing more is offered: what waits is written, made durable and sealed.
     pub fn drain(&mut self) {
         self.draining = true;
@@ -299,6 +304,8 @@ impl Keeper {
 
     /// What is to be done now; `None` while something is under way, and while there is nothing.
     pub fn poll(&mut self, hub: &Hub, now: i64) -> Option<Op> {
+        // Whatever the disk does: what it cannot take any more is not held for it.
+        self.pass_over(hub);
         if self.in_flight.is_some() || now < self.not_before_ns {
             return None;
         }
@@ -306,7 +313,6 @@ impl Keeper {
             self.in_flight = Some(InFlight::Delete);
             return Some(Op::Delete { segment });
         }
-        self.pass_over(hub);
         if let Some(open) = &self.open {
             let full = self.queue.front().is_some_and(|(facts, frames)| self.is_full(open, facts, frames));
             let ends = full || open.left || self.draining && self.queue.is_empty();
@@ -424,10 +430,12 @@ impl Keeper {
 
     /// Ledgers that have left retention before they were written are not written.
     fn pass_over(&mut self, hub: &Hub) {
-        while let Some((facts, _)) = self.queue.front()
+        // The one that is being written leaves when that is done.
+        let first = usize::from(matches!(self.in_flight, Some(InFlight::Write(_)))).min(self.queue.len());
+        while let Some((facts, _)) = self.queue.get(first)
             && !matches!(hub.kept(facts.sequence), Some(Kept::Memory(_)))
         {
-            self.queue.pop_front();
+            self.queue.remove(first);
             self.counters.passed_over += 1;
         }
     }
@@ -571,6 +579,21 @@ mod tests {
         assert_eq!(kit.keeper.counters().passed_over, 2);
         kit.all();
         assert_eq!((kit.hub.bounds(), kit.keeper.durable(), kit.hub.memory_bytes()), ((7, 8), Some(8), 0));
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_holds_no_ledgers_that_have_left() {
+        let mut kit = Kit::new(SETTINGS);
+        kit.ledger(5);
+        kit.step(Ok(()));
+        assert!(matches!(kit.keeper.poll(&kit.hub, 0), Some(Op::Write { .. })));
+        (6..=40).for_each(|sequence| kit.ledger(sequence));
+        kit.hub.prune(39);
+        assert!(kit.keeper.poll(&kit.hub, 0).is_none(), "the write is under way");
+        assert_eq!((kit.keeper.waiting(), kit.keeper.counters().passed_over), (3, 33), "that one, 39 and 40");
+        kit.keeper.on_done(Ok(()), &mut kit.hub, 0, 0);
+        kit.all();
+        assert_eq!((kit.hub.bounds(), kit.keeper.waiting(), kit.hub.memory_bytes()), ((39, 40), 0, 0));
     }
 
     #[test]

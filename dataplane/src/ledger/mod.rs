@@ -23,6 +23,8 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
+pub mod export;
+#[cfg(feature = "ledger")]
 mod fanout;
 #[cfg(feature = "ledger")]
 pub mod fanout_worker;
@@ -30,7 +32,13 @@ pub mod fanout_worker;
 pub mod files;
 pub mod follow;
 #[cfg(feature = "ledger")]
+pub mod galexie;
+#[cfg(feature = "ledger")]
+pub mod header;
+#[cfg(feature = "ledger")]
 pub mod hub;
+#[cfg(feature = "ledger")]
+pub mod import;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
@@ -43,6 +51,8 @@ pub mod message;
 pub mod order;
 #[cfg(feature = "ledger")]
 pub mod pacing;
+#[cfg(feature = "ledger")]
+pub mod place;
 #[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;

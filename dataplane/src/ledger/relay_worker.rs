@@ -17,10 +17,11 @@ use super::hub::Outcome;
 use super::message::{Encoded, HEADROOM};
 use super::pool::{Buffer, Pool};
 use super::query::Range;
+pub use super::source_counters::RelayCounter;
 use super::url::Url;
 use crate::runtime::link::LinkSender;
 use crate::runtime::worker::{Turn, Worker};
-use crate::sync::counters::{CounterIndex, CounterWriter};
+use crate::sync::counters::CounterWriter;
 use crate::sys::resolve::Resolver;
 use crate::sys::{random, tcp};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
@@ -43,43 +44,6 @@ const RECEIVE: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
 const CANCEL: u64 = 4 << 40;
 const KIND: u64 = 0xFF << 40;
-
-/// What a relay counts and shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RelayCounter {
-    /// Ledgers that were verified and passed on whole.
-    Ledgers,
-    /// Bytes of their chunks as they came.
-    PackedBytes,
-    /// Bytes of the ledgers.
-    Bytes,
-    /// Chunks that were passed on.
-    Chunks,
-    /// Ledgers that the upstream began again.
-    BegunAgain,
-    /// Connections that stood.
-    Connections,
-    /// Attempts at a connection that came to nothing, and connections that were lost.
-    Failures,
-    /// Times that the upstream did not have the next ledger any more, so that some are missing here.
-    Gaps,
-    /// Times that the upstream's run was another one.
-    Runs,
-    /// The last ledger that was passed on whole; a gauge.
-    Last,
-    /// 1 while the upstream streams; a gauge.
-    Connected,
-    /// Connections that the ledger's chunks are shared out to; a gauge.
-    Flows,
-}
-
-impl CounterIndex for RelayCounter {
-    const COUNT: usize = 12;
-
-    fn index(self) -> usize {
-        self as usize
-    }
-}
 
 /// What a relay is made of.
 pub struct RelayParts {

@@ -51,16 +51,16 @@ pub enum MetaError {
 }
 
 /// A walk over XDR: `None` where the bytes end.
-struct Walk<'a>(&'a [u8]);
+pub(super) struct Walk<'a>(pub(super) &'a [u8]);
 
 impl Walk<'_> {
-    fn word(&mut self) -> Option<u32> {
+    pub(super) fn word(&mut self) -> Option<u32> {
         let (word, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(u32::from_be_bytes(*word))
     }
 
-    fn skip(&mut self, bytes: usize) -> Option<()> {
+    pub(super) fn skip(&mut self, bytes: usize) -> Option<()> {
         self.0 = self.0.get(bytes..)?;
         Some(())
     }
@@ -83,7 +83,7 @@ pub fn ledger_sequence(meta: &[u8]) -> Result<Option<u32>, MetaError> {
     walk(&mut Walk(meta)).transpose()
 }
 
-fn walk(at: &mut Walk<'_>) -> Option<Result<u32, MetaError>> {
+pub(super) fn walk(at: &mut Walk<'_>) -> Option<Result<u32, MetaError>> {
     let arm = |union, arm| Some(Err(MetaError::Arm { union, arm }));
     match at.word()? {
         0 => {}

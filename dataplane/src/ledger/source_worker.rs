@@ -11,11 +11,12 @@ use super::chunker::{Chunker, Cut};
 use super::codec::{self, Choice, Policy, Situation, SourceRate};
 use super::event::{Item, Job};
 use super::hub::Outcome;
+use super::load::Load;
 use super::message::RawChunk;
 use super::order::Order;
 use super::pool::Pool;
 use super::source::{Poll, Source};
-use super::source_counters::{EncodeCounter, SourceCounter};
+use super::stats::{EncodeCounter, SourceCounter};
 use crate::runtime::link::LinkSender;
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::{CounterReader, CounterWriter};
@@ -61,12 +62,6 @@ impl Emitting {
     }
 }
 
-/// How the subscribers stand, as far as the codec's choice needs it.
-pub trait Links: Send {
-    /// (subscribers that follow live, the slowest one's rate in bytes/s); a rate of 0 is not known. Asked once a ledger.
-    fn live(&self) -> (u64, u64);
-}
-
 /// The way to one encoder.
 pub struct EncoderEnd {
     /// Its queue, of [`ENCODER_QUEUE`].
@@ -95,8 +90,8 @@ pub struct SourceParts {
     pub policy: Policy,
     /// The zstd level.
     pub level: i32,
-    /// How the subscribers stand.
-    pub links: Option<Box<dyn Links>>,
+    /// How the subscribers stand, as the fan-out tells it.
+    pub load: Arc<Load>,
     /// The first ledger's sequence, the others following, whatever the source says of its own.
     pub renumber: Option<u32>,
     /// Look again and again while a ledger is open, in place of sleeping.
@@ -194,7 +189,7 @@ pub struct SourceWorker {
     first: usize,
     policy: Policy,
     level: i32,
-    links: Option<Box<dyn Links>>,
+    load: Arc<Load>,
     renumber: Option<u32>,
     spin_while_open: bool,
     /// What waits for the ledger's last byte, where ledgers are given whole.
@@ -232,7 +227,7 @@ impl SourceWorker {
             first: 0,
             policy: parts.policy,
             level: parts.level,
-            links: parts.links,
+            load: parts.load,
             renumber: parts.renumber,
             spin_while_open: parts.spin_while_open,
             whole: None,
@@ -280,7 +275,7 @@ impl SourceWorker {
         self.sequences.check(sequence).map_err(|error| format!("{error}; \"renumber\" gives them new ones"))?;
         self.chunker.begin(sequence, bytes).map_err(|error| error.to_string())?;
         let start_ns = clock::utc_ns();
-        let (live, slowest) = self.links.as_ref().map_or((0, 0), |links| links.live());
+        let (live, slowest) = (self.load.live_subscribers(), self.load.slowest_bytes_per_second());
         let slack = codec::has_slack(live, slowest, self.rate.bytes_per_second());
         self.open = Some(Open { declared: bytes, start_ns, last_ns: start_ns, slack });
         self.emitting.set(true);

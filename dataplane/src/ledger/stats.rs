@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 
+use super::source_counters::{self as listed, EncodeCounter, RelayCounter, SourceCounter};
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
 use crate::sync::metrics::{Kind, Sample, Source};
 
@@ -75,7 +76,9 @@ counter_set! {
         counter chunks as Chunks: "sluice_ledger_source_chunks", "Chunks cut";
         counter raw_chunks as RawChunks: "sluice_ledger_source_raw_chunks", "Chunks that were chosen to go out raw";
         counter raw_fallbacks as RawFallbacks: "sluice_ledger_source_raw_fallbacks", "Chunks that went out raw because the encoders were behind";
-        counter waits as Waits: "sluice_ledger_source_waits", "Turns in which the source was not asked because the fan-out was behind";
+        counter hastened as Hastened: "sluice_ledger_source_hastened_chunks", "Chunks packed at a faster level than the configured one";
+        counter waits as Waits: "sluice_ledger_source_waits", "Times that the source was not asked because the fan-out was behind";
+        gauge emission_ns as EmissionNs: "sluice_ledger_source_emission_nanoseconds", "From the first to the last byte of the last ledger";
         gauge open as Open: "sluice_ledger_source_open", "Whether a ledger is being emitted";
         gauge latest as Latest: "sluice_ledger_source_latest_sequence", "Last ledger that the source gave whole";
     }
@@ -88,6 +91,7 @@ counter_set! {
         counter raw_bytes as RawBytes: "sluice_ledger_encoder_raw_bytes", "Their bytes";
         counter packed_bytes as PackedBytes: "sluice_ledger_encoder_packed_bytes", "Bytes that they were packed into";
         counter unpacked as Unpacked: "sluice_ledger_encoder_unpacked_chunks", "Chunks that packing would not have made smaller, and that went out raw";
+        counter waits as Waits: "sluice_ledger_encoder_waits", "Times that it waited because the fan-out was behind";
     }
 }
 
@@ -231,13 +235,13 @@ impl Source for LedgerStatus {
             });
         }
         if let Some(counters) = &self.source {
-            samples(SourceCounter::ALL, counters, None, out);
+            listed::samples(SourceCounter::ALL, counters, None, out);
         }
         if let Some(counters) = &self.relay {
-            samples(RelayCounter::ALL, counters, None, out);
+            listed::samples(RelayCounter::ALL, counters, None, out);
         }
         for (index, counters) in self.encoders.iter().enumerate() {
-            samples(EncodeCounter::ALL, counters, Some(index), out);
+            listed::samples(EncodeCounter::ALL, counters, Some(index), out);
         }
     }
 
@@ -253,12 +257,13 @@ impl Source for LedgerStatus {
         });
         fill(&mut status, FanoutCounter::ALL, &view.counters);
         if let Some(counters) = &self.source {
-            status["from"] = object(SourceCounter::ALL, counters);
+            status["from"] = listed::object(SourceCounter::ALL, counters);
         }
         if let Some(counters) = &self.relay {
-            status["relay"] = object(RelayCounter::ALL, counters);
+            status["relay"] = listed::object(RelayCounter::ALL, counters);
         }
-        let encoders: Vec<Value> = self.encoders.iter().map(|counters| object(EncodeCounter::ALL, counters)).collect();
+        let encoders: Vec<Value> =
+            self.encoders.iter().map(|counters| listed::object(EncodeCounter::ALL, counters)).collect();
         status["encoders"] = encoders.into();
         ("ledger", status)
     }
@@ -304,7 +309,7 @@ mod tests {
             FanoutCounters { refused_token: 3, raw_bytes: 100, packed_bytes: 50, ..FanoutCounters::default() };
         FanoutCounter::write(&mut books.counters, &counted);
         let (mut encoder, reader) = counters();
-        EncodeCounter::write(&mut encoder, &EncodeCounters { chunks: 7, ..EncodeCounters::default() });
+        encoder.set(EncodeCounter::Chunks, 7);
         let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader] };
         let mut samples = Vec::new();
         status.samples(&mut samples);

@@ -2,9 +2,12 @@
 #![allow(dead_code)]
 
 pub mod fanout;
+#[cfg(feature = "appliance")]
+pub mod archives;
 pub mod frames;
 pub mod hosts;
 pub mod ledger_server;
+pub mod ledger_wire;
 pub mod memory_queue;
 pub mod memory_ring;
 #[cfg(feature = "appliance")]

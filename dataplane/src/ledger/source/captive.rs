@@ -212,3 +212,128 @@ fn write_config(storage: &Path, path: &Path, config: &str) -> std::io::Result<()
     file.write_all(config.as_bytes())?;
     fs::rename(&unfinished, path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CORE_CONFIG: &str = r#"
+NETWORK_PASSPHRASE = "Made Up Network ; 2026"
+UNSAFE_QUORUM = true
+
+[[HOME_DOMAINS]]
+HOME_DOMAIN = "example.org"
+QUALITY = "MEDIUM"
+
+[[VALIDATORS]]
+NAME = "one"
+HOME_DOMAIN = "example.org"
+PUBLIC_KEY = "GDKXE2OZMJIPOSLNA6N6F2BVCI3O777I2OOC4BV7VOYUEHYX7RTRYA7Y"
+ADDRESS = "127.0.0.1:11625"
+"#;
+
+    fn settings(directory: &Path, config: &str) -> CaptiveSettings {
+        let path = directory.join("core.cfg");
+        fs::write(&path, config).expect("written");
+        CaptiveSettings {
+            binary: Some("/bin/true".into()),
+            config: Some(path),
+            archives: vec!["https://history.example.org/core_1/".into()],
+            storage: directory.join("storage/captive-core"),
+            start: 100,
+            passphrase: None,
+            pipe_bytes: 1 << 20,
+            cpus: Vec::new(),
+        }
+    }
+
+    fn refusal(settings: &CaptiveSettings) -> String {
+        prepare(settings).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_configuration_is_completed_and_kept() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let settings = settings(directory.path(), CORE_CONFIG);
+        let source = open(&settings).expect("a source");
+        assert_eq!(source.description(), "captive /bin/true");
+        assert_eq!(source.network(), super::super::network_of(Some("Made Up Network ; 2026")));
+        let path = settings.storage.join(CONFIG);
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        let table: Table = fs::read_to_string(path).expect("readable").parse().expect("TOML");
+        let text = |key: &str| table[key].as_str().map(String::from);
+        assert_eq!(text("DATABASE").as_deref(), Some("sqlite3://stellar.db"));
+        assert_eq!(text("NETWORK_PASSPHRASE").as_deref(), Some("Made Up Network ; 2026"));
+        assert_eq!((table["HTTP_PORT"].as_integer(), table["UNSAFE_QUORUM"].as_bool()), (Some(0), Some(true)));
+        let get = table["HISTORY"]["sluice0"]["get"].as_str();
+        assert_eq!(get, Some("curl -sf https://history.example.org/core_1/{0} -o {1}"));
+        assert_eq!(table["VALIDATORS"].as_array().map(Vec::len), Some(1));
+
+        let own = format!(
+            "DATABASE = \"sqlite3://own.db\"\nHTTP_PORT = 11626\n{CORE_CONFIG}\n[HISTORY.own]\nget = \"cp /a/{{0}} {{1}}\"\n"
+        );
+        let settings = CaptiveSettings { archives: Vec::new(), ..self::settings(directory.path(), &own) };
+        let table: Table = prepare(&settings).expect("complete by itself").config.parse().expect("TOML");
+        assert_eq!(table["DATABASE"].as_str(), Some("sqlite3://own.db"), "what it says itself stays");
+        assert_eq!(
+            (table["HTTP_PORT"].as_integer(), table["HISTORY"].as_table().map(Table::len)),
+            (Some(11626), Some(1))
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let settings = settings(directory.path(), CORE_CONFIG);
+        assert!(prepare(&settings).is_ok());
+        assert!(!settings.storage.exists(), "a look changes nothing");
+        let changed = |change: fn(&mut CaptiveSettings)| {
+            let mut settings = settings.clone();
+            change(&mut settings);
+            refusal(&settings)
+        };
+        assert!(changed(|settings| settings.start = 0).contains("start_ledger is missing"));
+        assert!(changed(|settings| settings.config = None).contains("core_config is missing"));
+        assert!(changed(|settings| settings.config = Some("/no/such.cfg".into())).contains("/no/such.cfg"));
+        assert!(changed(|settings| settings.archives.clear()).contains("history_archive_urls is missing"));
+        assert!(
+            changed(|settings| settings.binary = Some("/no/such/core".into())).contains("core_binary /no/such/core")
+        );
+        assert!(changed(|settings| settings.binary = Some("no-such-core-anywhere".into())).contains("not on the PATH"));
+        assert!(changed(|settings| settings.binary = Some("/etc/passwd".into())).contains("is no program"));
+        for archive in ["ftp://x", "https://x/$(reboot)", "https://x y", "https://x;y", "https://x'"] {
+            let settings = CaptiveSettings { archives: vec![archive.into()], ..settings.clone() };
+            assert!(refusal(&settings).contains("no plain http or https URL"), "{archive}");
+        }
+        let on_path = CaptiveSettings { binary: Some("sh".into()), ..settings };
+        assert!(prepare(&on_path).expect("on the PATH").binary.is_absolute());
+    }
+
+    #[test]
+    fn the_passphrase_is_read_and_compared() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let with = |config: &str, asked: Option<&str>| {
+            let settings = settings(directory.path(), config);
+            prepare(&CaptiveSettings { passphrase: asked.map(String::from), ..settings })
+                .map(|prepared| prepared.passphrase)
+                .map_err(|error| error.to_string())
+        };
+        let own = "Made Up Network ; 2026";
+        assert_eq!(with(CORE_CONFIG, None).as_deref(), Ok(own));
+        assert_eq!(with(CORE_CONFIG, Some(own)).as_deref(), Ok(own));
+        let mismatch = with(CORE_CONFIG, Some("Another")).expect_err("another network");
+        assert!(mismatch.contains("\"Another\"") && mismatch.contains(own), "{mismatch}");
+        assert_eq!(with("", Some("Given")).as_deref(), Ok("Given"), "completed");
+        assert!(with("", None).expect_err("none").contains("has no NETWORK_PASSPHRASE"));
+        for config in ["NETWORK_PASSPHRASE = 7", "NETWORK_PASSPHRASE = \"\"", "[NETWORK_PASSPHRASE]"] {
+            assert!(with(config, None).expect_err(config).contains("is no text"), "{config}");
+        }
+        assert_eq!(with("NETWORK_PASSPHRASE='a \"quoted\" one' # comment", None).as_deref(), Ok("a \"quoted\" one"));
+        assert!(with("NETWORK_PASSPHRASE = ", None).expect_err("no TOML").contains("is no TOML"));
+        for line in ["METADATA_OUTPUT_STREAM = \"x\"", "NODE_IS_VALIDATOR = true"] {
+            let error = with(&format!("{line}\n{CORE_CONFIG}"), None).expect_err(line);
+            assert!(error.contains("is not for a captive core"), "{error}");
+        }
+        assert!(with(&format!("NODE_IS_VALIDATOR = false\n{CORE_CONFIG}"), None).is_ok());
+    }
+}

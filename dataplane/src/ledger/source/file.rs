@@ -350,3 +350,147 @@ impl Framed {
         Ok(bytes > 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::dump::DumpWriter;
+    use crate::wire::ledger::LEDGER_BYTES_MAX;
+
+    fn settings(path: &Path) -> FileSettings {
+        FileSettings {
+            path: path.into(),
+            kept: None,
+            first: None,
+            count: 0,
+            cycle: false,
+            window_ns: 0,
+            interval_ns: 0,
+            passphrase: None,
+        }
+    }
+
+    fn refusal(settings: &FileSettings) -> String {
+        match open(settings) {
+            Ok(_) => panic!("{} was taken", settings.path.display()),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn player(settings: &FileSettings) -> Player {
+        let reel = Reel::open(&settings.path, settings.first).expect("playable");
+        let (path, count, cycle) = (settings.path.clone(), settings.count, settings.cycle);
+        Player { reel, path, given: 0, pass: 0, count, cycle }
+    }
+
+    /// What is played, at most so many ledgers, and the end: an error where it failed.
+    fn played(settings: &FileSettings, most: usize) -> (Vec<(u32, Vec<u8>)>, Option<Result<(), String>>) {
+        let (mut player, mut ledgers, mut ledger) = (player(settings), Vec::new(), Vec::new());
+        while ledgers.len() < most {
+            match player.next(&mut ledger) {
+                Ok(Some(sequence)) => ledgers.push((sequence, ledger.clone())),
+                Ok(None) => return (ledgers, Some(Ok(()))),
+                Err(error) => return (ledgers, Some(Err(error))),
+            }
+        }
+        (ledgers, None)
+    }
+
+    fn dump_of(path: &Path, sequences: std::ops::RangeInclusive<u32>) {
+        let writer = DumpWriter::open(path).expect("a directory");
+        sequences.for_each(|sequence| writer.put(sequence, format!("ledger {sequence}").as_bytes()).expect("written"));
+    }
+
+    #[test]
+    fn a_dump_is_played_in_order_once_or_again_and_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        // In the order of numbers, not of names.
+        dump_of(directory.path(), 8..=11);
+        fs::write(directory.path().join("README"), b"foreign").expect("written");
+        let settings = settings(directory.path());
+        let sequences = |settings: &FileSettings, most| {
+            let (ledgers, end) = played(settings, most);
+            assert!(ledgers.iter().all(|(sequence, bytes)| *bytes == format!("ledger {sequence}").as_bytes()));
+            (ledgers.iter().map(|(sequence, _)| *sequence).collect::<Vec<_>>(), end)
+        };
+        assert_eq!(sequences(&settings, 9), (vec![8, 9, 10, 11], Some(Ok(()))));
+        assert_eq!(sequences(&FileSettings { count: 2, ..settings.clone() }, 9), (vec![8, 9], Some(Ok(()))));
+        assert_eq!(sequences(&FileSettings { first: Some(10), ..settings.clone() }, 9).0, [10, 11]);
+        let cycle = FileSettings { cycle: true, ..settings.clone() };
+        assert_eq!(sequences(&cycle, 9), (vec![8, 9, 10, 11, 8, 9, 10, 11, 8], None), "without end");
+        assert_eq!(sequences(&FileSettings { count: 6, ..cycle }, 9), (vec![8, 9, 10, 11, 8, 9], Some(Ok(()))));
+        let (given, end) = sequences(&FileSettings { count: 6, ..settings }, 9);
+        let error = end.expect("it ended").expect_err("too few");
+        assert!(given.len() == 4 && error.contains("holds 4 ledgers, file_count asks for 6"), "{error}");
+    }
+
+    #[test]
+    fn a_framed_file_is_played_from_any_ledger_and_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("stream.xdr");
+        let metas: Vec<Vec<u8>> = (5..8).map(meta).collect();
+        let stream: Vec<u8> =
+            metas.iter().flat_map(|meta| [&crate::ledger::rpc::mark(meta.len())[..], meta].concat()).collect();
+        fs::write(&path, &stream).expect("written");
+        let settings = settings(&path);
+        let expected: Vec<(u32, Vec<u8>)> = (5..8).zip(metas).collect();
+        assert_eq!(played(&settings, 9), (expected.clone(), Some(Ok(()))));
+        assert_eq!(played(&FileSettings { first: Some(7), ..settings.clone() }, 9).0, expected[2..]);
+        let (ledgers, end) = played(&FileSettings { cycle: true, ..settings.clone() }, 7);
+        assert_eq!((&ledgers[3..6], end), (&expected[..], None));
+        assert!(refusal(&FileSettings { first: Some(9), ..settings.clone() }).contains("ledger 9 is not in it"));
+        fs::write(&path, &stream[..stream.len() - 1]).expect("written");
+        let (ledgers, end) = played(&settings, 9);
+        assert_eq!(ledgers, expected[..2], "what is whole before the damage");
+        assert!(end.expect("it ended").expect_err("cut").contains("unexpected EOF"));
+        fs::write(&path, b"").expect("written");
+        assert!(refusal(&settings).contains("no ledger is in it"));
+        fs::write(&path, meta(5)).expect("written");
+        assert!(refusal(&settings).contains("lacks its top bit"));
+    }
+
+    /// The beginning of a LedgerCloseMeta of version 0, and some bytes behind it.
+    fn meta(sequence: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 4 + 32 + 4 + 32 + 32 + 8 + 4 + 4 + 64];
+        bytes.extend(sequence.to_be_bytes());
+        bytes.extend(vec![sequence as u8; 400_000]);
+        bytes
+    }
+
+    #[test]
+    fn what_cannot_be_played_is_refused_by_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("dump");
+        assert!(refusal(&settings(&path)).contains("No such file"));
+        fs::create_dir(&path).expect("made");
+        assert!(refusal(&settings(&path)).contains("no file is named ledger-<sequence>.xdr"), "empty");
+        fs::create_dir(path.join("ledgers")).expect("made");
+        assert!(refusal(&settings(&path)).contains("dump/ledgers?"), "a hint");
+        dump_of(&path, 3..=4);
+        dump_of(&path, 6..=6);
+        assert!(refusal(&settings(&path)).contains("non-contiguous"));
+        dump_of(&path, 5..=5);
+        assert!(open(&settings(&path)).is_ok());
+        let long = File::create(path.join("ledger-7.xdr")).expect("made");
+        long.set_len(LEDGER_BYTES_MAX + 1).expect("as long");
+        assert!(refusal(&settings(&path)).contains("at most 268435456"));
+        fs::write(path.join("segment-0000000001.ledgers"), b"x").expect("written");
+        assert!(refusal(&settings(&path)).contains("holds both"));
+    }
+
+    #[test]
+    fn the_servers_own_ledgers_are_not_played_under_any_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("ledgers");
+        dump_of(&path, 1..=2);
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        let relative = std::env::current_dir().expect("somewhere").join("..").join(&path);
+        for other in [&path, &link, &path.join("."), &path.join("../ledgers"), &relative] {
+            let settings = FileSettings { kept: Some(other.clone()), ..settings(&path) };
+            assert!(refusal(&settings).contains("keeps its own ledgers"), "{}", other.display());
+        }
+        let settings = FileSettings { kept: Some(directory.path().join("elsewhere")), ..settings(&path) };
+        assert!(open(&settings).is_ok(), "a directory that is not there yet is another one");
+    }
+}
