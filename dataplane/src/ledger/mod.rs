@@ -70,7 +70,6 @@ pub mod rpc;
 pub mod session;
 #[cfg(feature = "ledger")]
 pub mod share;
-mod socket;
 #[cfg(feature = "ledger")]
 mod socket;
 #[cfg(feature = "ledger")]
