@@ -257,6 +257,8 @@ impl Archive {
         } else if self.operation.is_none()
             && let Some(op) = self.keeper.poll(port.hub, port.now)
         {
+        // Asked while an operation is under way as well: the keeper then gives none, and lets go of what has left retention.
+        if let Some(op) = self.keeper.poll(port.hub, port.now) {
             self.operation = Some(Operation::new(op, &mut self.segments));
             self.step(port);
             count += 1;

@@ -11,10 +11,11 @@ use sluice::ledger::chunker::{Chunker, ChunkerError, Cut};
 use sluice::ledger::client::ClientError;
 use sluice::ledger::compress::Packer;
 use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
+use sluice::ledger::hub::Outcome;
 use sluice::ledger::query::Range;
 use sluice::wire::ledger::{Begin, ChunkHeader, Codec, End, LEDGER_BYTES_MAX, SEQUENCE_MAX};
 
-use crate::common::ledger_server::LedgerServer;
+use crate::common::fanout::{Fanout, settings};
 use crate::common::ledger_wire::{Wire, request};
 
 const CHUNK: usize = 8 << 20;
@@ -175,9 +176,9 @@ fn a_length_that_is_only_stated_takes_no_memory() {
 
 #[test]
 fn the_last_sequence_is_streamed_and_the_one_after_it_is_nowhere() {
-    let server = LedgerServer::start();
-    (SEQUENCE_MAX - 1..=SEQUENCE_MAX).for_each(|sequence| server.publisher().ledger(sequence, b"late"));
-    server.publisher().finish();
+    let Some(mut server) = Fanout::start(settings()) else { return };
+    (SEQUENCE_MAX - 1..=SEQUENCE_MAX).for_each(|sequence| server.ledger(sequence, b"late"));
+    server.finish(Outcome::Ended);
     let last = vec![SEQUENCE_MAX - 1, SEQUENCE_MAX];
     assert_eq!(follow(&server.url(), range(SEQUENCE_MAX - 1, None)), Ok(last.clone()), "without an end");
     assert_eq!(follow(&server.url(), range(SEQUENCE_MAX - 1, Some(SEQUENCE_MAX))), Ok(last));
@@ -206,7 +207,7 @@ fn the_last_sequence_is_streamed_and_the_one_after_it_is_nowhere() {
 
 #[test]
 fn a_request_has_16_kib_at_most() {
-    let server = LedgerServer::start();
+    let Some(server) = Fanout::start(settings()) else { return };
     let long = request("/stream").replace("Host: h", &format!("Host: h\r\nX: {}", "x".repeat(16 << 10)));
     let answer = String::from_utf8(Wire::send(server.address, long.as_bytes()).rest()).expect("text");
     assert!(answer.starts_with("HTTP/1.1 431 ") || answer.is_empty(), "{answer}");

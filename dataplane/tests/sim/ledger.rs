@@ -116,7 +116,14 @@ fn planted_bugs_of_retention_are_caught() {
 
 #[test]
 fn planted_bugs_of_flows_are_caught() {
-    let bugs = [Bug::FlowShifted, Bug::FlowLate, Bug::FlowAgainHidden, Bug::FlowEndLost, Bug::FlowChunkTwice];
+    let bugs = [
+        Bug::FlowShifted,
+        Bug::FlowLate,
+        Bug::FlowAgainHidden,
+        Bug::FlowEndLost,
+        Bug::FlowChunkTwice,
+        Bug::FlowStoredWhole,
+    ];
     all_caught(&bugs, PLANTED_SEEDS, world);
 }
 

@@ -65,6 +65,8 @@ pub enum Bug {
     FlowEndLost,
     /// A further flow carries a chunk twice.
     FlowChunkTwice,
+    /// A flow carries all chunks of what is read from the store.
+    FlowStoredWhole,
     /// A relay asks its upstream again for the ledger that it has.
     RelayEarly,
     /// A relay asks for the ledger after next.
@@ -536,10 +538,10 @@ impl Node {
 
     /// The disk, one operation after the other, each in its time; then memory is bounded, and it is looked at whether it is.
     pub fn store(&mut self, tools: &mut Tools) {
-        self.write(tools);
         if tools.bug != Bug::MemoryUnbounded {
             self.hub.bound_memory(MEMORY_BYTES);
         }
+        self.write(tools);
         // The last one may be longer than the bound: it is the flow's own memory. Frames are little more than the ledger.
         let most = MEMORY_BYTES.max(tools.plan.ledger_bytes_max + 2_000);
         assert!(self.hub.memory_bytes() <= most, "{} bytes wait for the disk", self.hub.memory_bytes());
@@ -552,8 +554,8 @@ impl Node {
 
     fn write(&mut self, tools: &mut Tools) {
         for _ in 0..4 {
-            if self.disk.under_way.is_none() {
-                let Some(op) = self.keeper.poll(&self.hub, tools.now) else { return };
+            // Asked while something is under way as well, as the archive does.
+            if let Some(op) = self.keeper.poll(&self.hub, tools.now) {
                 let turns = tools.random.random_range(0..tools.plan.disk_turns_max);
                 self.disk.under_way = Some((op, turns));
             }
@@ -734,14 +736,15 @@ impl Peer {
             self.client.line(flow).take_output(&mut pipe.up);
             let request = String::from_utf8(std::mem::take(&mut pipe.up)).expect("a request is text");
             pipe.up = match tools.bug {
-                Bug::FlowShifted => match flow {
+                Bug::FlowShifted if self.client.lines() > 2 => match flow {
                     1 => request.replace("flow=1&", "flow=2&"),
                     _ => request.replace("flow=2&", "flow=1&"),
                 },
                 Bug::FlowLate => {
-                    let range = self.client.range();
-                    let next = self.client.last().map_or(range.start().max(1), |last| last + 1);
-                    request.replace(&format!("start={next}&"), &format!("start={}&", next + 1))
+                    let (before, after) = request.split_once("start=").expect("it asks for a range");
+                    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
+                    let start: u32 = after[..digits].parse().expect("a number");
+                    format!("{before}start={}{}", start + 1, &after[digits..])
                 }
                 _ => request,
             }
@@ -902,9 +905,17 @@ impl Pipe {
         if tools.bug == Bug::WrongPlace && frames as u32 > stored.frames - frame {
             return connection.lost();
         }
+        // A flow carries its own chunks only, from wherever they come.
+        let (share, mut rest_of_run) = (connection.share(), &run[..]);
+        for (place, check) in (frame as usize..).zip(&rest[..frames]) {
+            let (bytes, after) = rest_of_run.split_at(check.bytes as usize);
+            rest_of_run = after;
+            if share.takes(place, Some(stored.frames as usize - 1)) || tools.bug == Bug::FlowStoredWhole {
+                self.down.extend(bytes);
+            }
+        }
         connection.took(frames as u32, tools.now);
         self.inside = false;
-        self.down.extend(run);
     }
 }
 
