@@ -127,6 +127,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
         load,
         books,
     });
+    let fanout = if serve.trial.stamp_drained { fanout.stamping_drained() } else { fanout };
     workers.push((serve.core.clone(), Box::new(fanout)));
     Ok(LedgerPlan { workers, status: Arc::new(status), reload })
 }
@@ -379,7 +380,6 @@ fn fanout_settings(serve: &LedgerServe) -> FanoutSettings {
         backlog_bytes: serve.backlog_bytes.0,
         drain_ns: serve.drain.nanos(),
         spin: serve.spin == LedgerSpin::Open,
-        stamp_drained: serve.trial.stamp_drained,
     }
 }
 

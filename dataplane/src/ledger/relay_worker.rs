@@ -17,7 +17,6 @@ use super::hub::Outcome;
 use super::message::{Encoded, HEADROOM};
 use super::pool::{Buffer, Pool};
 use super::query::Range;
-pub use super::stats::RelayCounter;
 use super::stats::RelayCounter;
 use super::url::Url;
 use crate::runtime::link::LinkSender;
