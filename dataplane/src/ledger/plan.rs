@@ -49,6 +49,9 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a failed disk is left alone.
 const RETRY_NS: i64 = 200_000_000;
 
+/// What the workers may take to stop beside `drain`: a source's process is given 5 s, the last ledgers their write.
+pub const STOP_EXTRA: Duration = Duration::from_secs(10);
+
 /// The ledger job, planned.
 pub struct LedgerPlan {
     /// (core name, worker) in polling order: what is read goes out in the same round.
