@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
-use sluice::ledger::assemble::{AssemblyError, Assembler, Gap, Limits, StreamError};
+use sluice::ledger::assemble::{Assembler, AssemblyError, Gap, Limits, StreamError};
 use sluice::ledger::chunker::{Chunker, ChunkerError, Cut};
 use sluice::ledger::client::ClientError;
 use sluice::ledger::compress::Packer;
@@ -101,7 +101,11 @@ fn a_ledger_of_256_mib_passes_and_one_byte_more_does_not() {
     let one_more = LEDGER_BYTES_MAX + 1;
     let refused = chunker.begin(2, Some(one_more));
     assert_eq!(refused, Err(ChunkerError::LedgerBytes { sequence: 2, bytes: one_more }));
-    assert!(refused.is_err_and(|error| error.to_string().starts_with("ledger 2 has 268435457 bytes or more: at most 268435456")));
+    assert!(
+        refused.is_err_and(|error| error
+            .to_string()
+            .starts_with("ledger 2 has 268435457 bytes or more: at most 268435456"))
+    );
     chunker.begin(2, None).expect("of no declared length");
     let mut pushed = Ok(None);
     for _ in 0..=LEDGER_BYTES_MAX / CHUNK as u64 {
@@ -185,7 +189,8 @@ fn the_last_sequence_is_streamed_and_the_one_after_it_is_nowhere() {
     assert!(Range::new(u32::MAX, None).is_err() && Range::new(1, Some(u32::MAX)).is_err());
     for arguments in [["--start", "4294967295"], ["--end", "4294967295"]] {
         let mut follow = Command::new(env!("CARGO_BIN_EXE_sluice"));
-        let output = follow.args(["ledger", "follow", &server.url()]).args(arguments).output().expect("the binary runs");
+        let output =
+            follow.args(["ledger", "follow", &server.url()]).args(arguments).output().expect("the binary runs");
         assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
     }
     // A server that goes on past it.

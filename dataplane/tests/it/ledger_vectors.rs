@@ -170,7 +170,9 @@ fn a_peers_server_is_read_however_it_cuts_its_frames() {
         chunk[9] = 0;
         // A message in one frame, one in three with a ping between them, one more.
         let mut bytes = [&hex("820e")[..], &hex(BEGIN)].concat();
-        bytes.extend([&hex("0205")[..], &chunk[..5], &hex("890270 71"), &hex("0000"), &hex("8009"), &chunk[5..]].concat());
+        bytes.extend(
+            [&hex("0205")[..], &chunk[..5], &hex("890270 71"), &hex("0000"), &hex("8009"), &chunk[5..]].concat(),
+        );
         bytes.extend([&hex("8222")[..], &hex(END)].concat());
         for byte in bytes {
             wire.stream.write_all(&[byte]).expect("sent");

@@ -103,14 +103,8 @@ const PLANTED_SEEDS: u64 = 4_000;
 
 #[test]
 fn planted_bugs_of_server_and_client_are_caught() {
-    let bugs = [
-        Bug::MessageLost,
-        Bug::ResumeRepeats,
-        Bug::ResumeSkips,
-        Bug::RunHidden,
-        Bug::WrongPlace,
-        Bug::ReadUnchecked,
-    ];
+    let bugs =
+        [Bug::MessageLost, Bug::ResumeRepeats, Bug::ResumeSkips, Bug::RunHidden, Bug::WrongPlace, Bug::ReadUnchecked];
     all_caught(&bugs, PLANTED_SEEDS, world);
 }
 

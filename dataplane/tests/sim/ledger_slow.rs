@@ -295,7 +295,11 @@ impl Slow {
         loop {
             if let Some(encoder) = self.awaited {
                 let mixed = self.tools.bug == Bug::EncodersMixed;
-                let encoder = if mixed { (0..self.encoders.len()).rev().find(|&at| !self.encoders[at].out.is_empty()) } else { Some(encoder) };
+                let encoder = if mixed {
+                    (0..self.encoders.len()).rev().find(|&at| !self.encoders[at].out.is_empty())
+                } else {
+                    Some(encoder)
+                };
                 let Some(message) = encoder.and_then(|encoder| self.encoders[encoder].out.pop()) else { return Ok(()) };
                 self.awaited = None;
                 self.node.apply(Item::Message(message), &mut self.tools)?;
