@@ -198,13 +198,14 @@ mod tests {
         sizes.push(LEDGER - sizes.iter().sum::<u64>());
         let (mut now, mut encoder_free, mut raw, mut came) = (0, 0, 0, 0);
         let mut queue = std::collections::VecDeque::new();
-        let mut next = 0;
+        let (mut next, mut under_way) = (0, 0);
         while next < sizes.len() || !queue.is_empty() {
             let before = now;
             while next < sizes.len() && WINDOW * (came + sizes[next]) / LEDGER <= now {
                 came += sizes[next];
                 now += READ * sizes[next] / CHUNK;
-                let waiting_bytes = queue.iter().map(|(bytes, _)| bytes).sum();
+                let at_work = if encoder_free > now { under_way } else { 0 };
+                let waiting_bytes = at_work + queue.iter().map(|(bytes, _)| bytes).sum::<u64>();
                 let situation =
                     Situation { waiting_bytes, chunk_bytes: CHUNK, left_bytes: Some(LEDGER - came), slack: false };
                 match choose(Policy::Auto, 1, &situation) {
@@ -220,7 +221,7 @@ mod tests {
                 let cost =
                     costs[[1, -1, -3, -5].iter().position(|known| *known == level).expect("known")] * bytes / CHUNK;
                 if own_core {
-                    encoder_free = now + cost;
+                    (encoder_free, under_way) = (now + cost, bytes);
                 } else {
                     now += cost;
                 }
@@ -238,7 +239,7 @@ mod tests {
         let (tail, raw) = tail_us(real, false);
         assert!(tail <= 450 && raw <= 6, "one core: {tail} µs, {raw} raw");
         let (tail, raw) = tail_us(real, true);
-        assert!(tail <= 200 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
+        assert!(tail <= 250 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
         let (tail, raw) = tail_us([66, 54, 38, 35], false);
         assert!(tail <= 100 && raw == 0, "synthetic: {tail} µs, {raw} raw");
     }

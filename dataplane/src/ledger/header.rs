@@ -30,10 +30,11 @@ pub struct Header {
 /// # Errors
 /// Bytes that are no LedgerCloseMeta of version 0, 1 or 2.
 pub fn read(meta: &[u8]) -> Result<Option<Header>, MetaError> {
-    find(meta).transpose()
+    Ok(find(meta).transpose()?.map(|(header, _)| header))
 }
 
-fn find(meta: &[u8]) -> Option<Result<Header, MetaError>> {
+/// The header, and where its entry's extension begins, behind which stands the set of transactions.
+fn find(meta: &[u8]) -> Option<Result<(Header, usize), MetaError>> {
     let mut at = Walk(meta);
     let sequence = match walk(&mut at)? {
         Ok(sequence) => sequence,
@@ -58,7 +59,19 @@ fn find(meta: &[u8]) -> Option<Result<Header, MetaError>> {
     let take = |from: usize| meta.get(from..from + HASH_BYTES)?.first_chunk().copied();
     let (hash, previous) = (take(hash_at)?, take(header_at + 4)?);
     let holds = Sha256::digest(&meta[header_at..end]).as_slice() == hash;
-    Some(Ok(Header { sequence, hash, previous, holds }))
+    Some(Ok((Header { sequence, hash, previous, holds }, end)))
+}
+
+/// Whether the bytes are a meta whose set of transactions stands where its version has it, made for the same previous ledger. A
+/// version 0 that is read into a later one's extension (a zero word before the hash) has another word there.
+fn has_body(meta: &[u8], header: &Header, end: usize) -> bool {
+    // LedgerHeaderHistoryEntry.ext; then TransactionSet (its first field is the hash), or GeneralizedTransactionSet (version 1 first).
+    let hash_at = match meta.first_chunk() {
+        Some([0, 0, 0, 0]) => end + 4,
+        _ if meta.get(end + 4..end + 8) == Some(&[0, 0, 0, 1]) => end + 8,
+        _ => return false,
+    };
+    meta.get(hash_at..hash_at + HASH_BYTES) == Some(&header.previous)
 }
 
 /// Where the header's hash stands: behind the version and the extension, whose forms [`walk`] knows.
@@ -88,8 +101,9 @@ pub fn next(bytes: &[u8], header: &Header) -> Option<usize> {
         }
         PREVIOUS_AT.iter().find_map(|&before| {
             let begins = at.checked_sub(before).filter(|&begins| begins > 0)?;
-            let found = read(&bytes[begins..]).ok()??;
-            let fits = found.sequence == wanted && found.previous == header.hash && found.holds;
+            let (found, end) = find(&bytes[begins..])?.ok()?;
+            let follows = found.sequence == wanted && found.previous == header.hash;
+            let fits = follows && found.holds && has_body(&bytes[begins..], &found, end);
             fits.then_some(begins)
         })
     })
@@ -126,6 +140,10 @@ mod tests {
         bytes.extend_from_slice(&Sha256::digest(&header));
         bytes.extend(header);
         word(0, &mut bytes);
+        if version > 0 {
+            word(1, &mut bytes);
+        }
+        bytes.extend(previous);
         bytes.extend_from_slice(body);
         bytes
     }
@@ -136,7 +154,7 @@ mod tests {
             let bytes = meta(version, extended, 77, [3; 32], &[0; 40]);
             let found = read(&bytes).expect("a meta").expect("whole");
             assert_eq!((found.sequence, found.previous, found.holds), (77, [3; 32], true));
-            let end = bytes.len() - 44;
+            let end = bytes.len() - 40 - 32 - 4 - if version > 0 { 4 } else { 0 };
             assert!((0..end).all(|cut| read(&bytes[..cut]) == Ok(None)));
             assert!(read(&bytes[..end]).expect("a meta").is_some());
             let mut bad = bytes.clone();
@@ -153,11 +171,15 @@ mod tests {
         let decoy = meta(1, false, 10, [9; 32], b"");
         let mut long = [&first[..], &decoy].concat();
         assert_eq!(next(&long, &one), None);
-        let second = meta(2, false, 10, one.hash, &[1; 80]);
+        // A word of 1 or 2 before a version 0, and a word of 0 behind a later version, look like the other one.
+        long.extend_from_slice(&[0, 0, 0, 2]);
         let border = long.len();
-        long.extend_from_slice(&second);
-        long.extend_from_slice(&second);
-        assert_eq!(next(&long, &one), Some(border));
+        for (version, extended) in [(0, false), (1, false), (2, false), (1, true), (2, true)] {
+            let second = meta(version, extended, 10, one.hash, &[1; 80]);
+            let twice = [&long[..], &second, &second].concat();
+            assert_eq!(next(&twice, &one), Some(border), "{version} {extended}");
+        }
+        let second = meta(2, false, 10, one.hash, &[1; 80]);
         // The hash alone, and a header whose own hash is not right.
         let mut bad = second.clone();
         bad[100] ^= 1;

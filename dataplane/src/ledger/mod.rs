@@ -55,6 +55,8 @@ pub mod pacing;
 #[cfg(feature = "ledger")]
 pub mod place;
 #[cfg(feature = "ledger")]
+pub mod plan;
+#[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
 #[cfg(feature = "ledger")]

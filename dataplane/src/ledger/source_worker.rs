@@ -31,6 +31,9 @@ pub const ENCODER_QUEUE: usize = 16;
 const TURN_BYTES: usize = 1 << 20;
 /// Items that one answer of the source can make: the last chunk and END.
 const ITEMS_AT_ONCE: usize = 2;
+/// A ledger of which nothing comes for so long is not waited for with open eyes: whoever emits it has stalled, and 100 ms are 13
+/// windows.
+const STALL_NS: i64 = 100 * NANOS_PER_MILLI;
 /// How soon a source that waits for the order link looks again: the fan-out does not ring when it takes.
 const LOOK_AGAIN_NS: i64 = NANOS_PER_MILLI;
 
@@ -206,6 +209,10 @@ pub struct SourceWorker {
     phase: Phase,
     blocked: bool,
     look_again_at: i64,
+    /// When the source last gave something.
+    moved_at: i64,
+    /// A ledger is open and goes on.
+    lively: bool,
 }
 
 impl SourceWorker {
@@ -242,6 +249,8 @@ impl SourceWorker {
             phase: Phase::Running,
             blocked: false,
             look_again_at: 0,
+            moved_at: 0,
+            lively: false,
         }
     }
 
@@ -278,7 +287,6 @@ impl SourceWorker {
         let (live, slowest) = (self.load.live_subscribers(), self.load.slowest_bytes_per_second());
         let slack = codec::has_slack(live, slowest, self.rate.bytes_per_second());
         self.open = Some(Open { declared: bytes, start_ns, last_ns: start_ns, slack });
-        self.emitting.set(true);
         self.counters.set(SourceCounter::Open, 1);
         self.say(Item::Begin(Begin { sequence, emit_start_ns: start_ns }));
         Ok(Step::Moved(0))
@@ -301,7 +309,6 @@ impl SourceWorker {
             self.dispatch(chunk);
         }
         self.open = None;
-        self.emitting.set(false);
         self.rate.ledger(end.bytes, last_ns - start_ns);
         self.counters.add(SourceCounter::Ledgers, 1);
         self.counters.set(SourceCounter::Open, 0);
@@ -388,7 +395,6 @@ impl SourceWorker {
         }
         self.over = true;
         self.open = None;
-        self.emitting.set(false);
         self.counters.set(SourceCounter::Open, 0);
         self.last_word = Some(Item::Finished(outcome, reason));
         if self.phase == Phase::Running {
@@ -409,6 +415,16 @@ impl SourceWorker {
         }
         self.look_again_at = now + LOOK_AGAIN_NS;
         false
+    }
+
+    /// Says whether this core and the encoders' are to look on without sleeping.
+    fn keep_awake(&mut self, now: i64) {
+        let asking = matches!(self.phase, Phase::Running | Phase::Finishing(_));
+        let lively = asking && self.open.is_some() && now - self.moved_at < STALL_NS;
+        if lively != self.lively {
+            self.lively = lively;
+            self.emitting.set(lively);
+        }
     }
 
     /// Asks the source until it waits or a turn's bytes are read. Returns what it moved.
@@ -468,7 +484,6 @@ impl Worker for SourceWorker {
         if let Phase::Finishing(limit) = self.phase
             && (self.over || self.open.is_none() || turn.now >= limit)
         {
-            self.emitting.set(false);
             self.phase = Phase::Stopping;
         }
         match self.phase {
@@ -476,11 +491,15 @@ impl Worker for SourceWorker {
             Phase::Stopping if self.source.stop(turn.now) => self.phase = Phase::Stopped,
             _ => {}
         }
+        if moved > 0 {
+            self.moved_at = turn.now;
+        }
+        self.keep_awake(turn.now);
         moved
     }
 
     fn stays_awake(&self) -> bool {
-        self.spin_while_open && self.open.is_some() && self.phase != Phase::Stopped
+        self.spin_while_open && self.lively
     }
 
     fn deadline(&self) -> Option<i64> {

@@ -97,18 +97,17 @@ counter_set! {
 counter_set! {
     /// What a relay counts.
     RelayCounters, RelayCounter {
-        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers that were verified and passed on whole";
-        counter packed_bytes as PackedBytes: "sluice_ledger_relay_packed_bytes", "Bytes of their chunks as they came";
-        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of the ledgers";
-        counter chunks as Chunks: "sluice_ledger_relay_chunks", "Chunks that were passed on";
-        counter begun_again as BegunAgain: "sluice_ledger_relay_begun_again", "Ledgers that the upstream server began again";
-        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server that stood";
-        counter failures as Failures: "sluice_ledger_relay_failures", "Attempts at a connection that came to nothing, and connections that were lost";
-        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server had the next ledger no more, so that some are missing here";
-        counter runs as Runs: "sluice_ledger_relay_runs", "Times that the upstream server's run was another one";
-        gauge last as Last: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
-        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the upstream server streams";
-        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that a ledger's chunks are shared out to";
+        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server";
+        counter disconnects as Disconnects: "sluice_ledger_relay_disconnects", "Connections that were lost";
+        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers verified and passed on";
+        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of their messages";
+        counter restarts as Restarts: "sluice_ledger_relay_restarts", "Times that an open ledger began again";
+        counter waits as Waits: "sluice_ledger_relay_waits", "Turns in which nothing was read because the fan-out was behind";
+        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server did not have the next ledger any more";
+        counter runs as Runs: "sluice_ledger_relay_other_runs", "Times that the upstream server streamed another run";
+        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that each ledger's chunks are shared out to";
+        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the connection to the upstream server stands";
+        gauge latest as Latest: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
     }
 }
 

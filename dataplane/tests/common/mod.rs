@@ -1,9 +1,10 @@
 //! What the test binaries share: where the data lies, and how a skip is said and counted.
 #![allow(dead_code)]
 
-pub mod fanout;
 #[cfg(feature = "appliance")]
 pub mod archives;
+pub mod between;
+pub mod fanout;
 pub mod frames;
 pub mod hosts;
 pub mod ledger_server;

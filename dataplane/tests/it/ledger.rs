@@ -43,7 +43,6 @@ fn records(stream: &[u8], piece: usize) -> Vec<(u32, Vec<u8>)> {
 }
 
 /// Every ledger of a file of the shared data, whatever way it is kept, with its own sequence.
-pub fn metas(path: &Path) -> Vec<(u32, Vec<u8>)> {
 pub(crate) fn metas(path: &Path) -> Vec<(u32, Vec<u8>)> {
     let mut bytes = std::fs::read(path).expect("readable");
     let name = path.file_name().and_then(|name| name.to_str()).expect("text");
@@ -59,7 +58,6 @@ pub(crate) fn metas(path: &Path) -> Vec<(u32, Vec<u8>)> {
 }
 
 /// Files of the shared data under `stellar/`, with what its manifest says of them.
-pub fn manifest(data: &Path) -> Vec<(std::path::PathBuf, String)> {
 pub(crate) fn manifest(data: &Path) -> Vec<(std::path::PathBuf, String)> {
     let text = std::fs::read_to_string(data.join("MANIFEST.tsv")).expect("a manifest");
     let lines = text.lines().filter(|line| line.starts_with("stellar/") && !line.contains("lcm-index"));

@@ -2,20 +2,30 @@
 
 use std::io::Write;
 use std::net::TcpListener;
+use std::time::Duration;
 
 use sluice::ledger::client::{ClientError, Truncated};
+use sluice::ledger::fanout_worker::FanoutSettings;
 use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
 use sluice::ledger::hub::Outcome;
 use sluice::ledger::query::Range;
+use sluice::ledger::stats::FanoutCounter;
 use sluice::wire::ledger::{Begin, Message, decode};
 
-use crate::common::ledger_server::LedgerServer;
+use crate::common::fanout::{Fanout, ledger_bytes, settings};
 use crate::common::ledger_wire::{Frame, Wire};
 
-fn kept(first: u32, last: u32) -> LedgerServer {
-    let server = LedgerServer::start();
-    (first..=last).for_each(|sequence| server.publisher().ledger(sequence, &[sequence as u8; 9_000]));
-    server
+/// Bytes of the ledgers here, and of one as it is kept: BEGIN, one chunk and END with their frames' headers.
+const BYTES: usize = 9_000;
+const KEPT_BYTES: u64 = 9_000 + 11 + 4 + 16 + 36;
+
+/// A server that keeps ledgers; the latest five at most where `few`.
+fn kept(first: u32, last: u32, few: bool) -> Option<Fanout> {
+    let backlog_bytes = if few { 5 * KEPT_BYTES } else { 1 << 30 };
+    let mut server = Fanout::start(FanoutSettings { backlog_bytes, ..settings() })?;
+    (first..=last).for_each(|sequence| server.ledger(sequence, &ledger_bytes(sequence, BYTES)));
+    server.until_is(FanoutCounter::Latest, u64::from(last));
+    Some(server)
 }
 
 /// The ledgers that END came of.
@@ -28,7 +38,7 @@ fn ended(frames: &[Frame]) -> Vec<u32> {
 }
 
 /// What comes for a target: the ledgers, the close, and what our client says of the same stream.
-fn both(server: &LedgerServer, start: u32, end: Option<u32>) -> (Vec<u32>, Option<(u16, String)>, Result<(), ClientError>) {
+fn both(server: &Fanout, start: u32, end: Option<u32>) -> (Vec<u32>, Option<(u16, String)>, Result<(), ClientError>) {
     let mut target = format!("/stream?start={start}");
     if let Some(end) = end {
         target.push_str(&format!("&end={end}"));
@@ -41,7 +51,7 @@ fn both(server: &LedgerServer, start: u32, end: Option<u32>) -> (Vec<u32>, Optio
 
 /// Follows without a second connection.
 fn followed(url: &str, start: u32, end: Option<u32>) -> Result<(), ClientError> {
-    let settings = FollowSettings { retry_for: Some(std::time::Duration::ZERO), ..FollowSettings::default() };
+    let settings = FollowSettings { retry_for: Some(Duration::ZERO), ..FollowSettings::default() };
     let mut follower = Follower::new(url, Range::new(start, end).expect("a range"), settings).expect("a URL");
     loop {
         match follower.next() {
@@ -59,7 +69,7 @@ fn close(code: u16, reason: &str) -> Option<(u16, String)> {
 
 #[test]
 fn a_range_that_was_served_ends_with_1000_and_no_reason() {
-    let server = kept(3, 9);
+    let Some(mut server) = kept(3, 9, false) else { return };
     assert_eq!(both(&server, 4, Some(6)), (vec![4, 5, 6], close(1000, ""), Ok(())));
     // A tip that is past the end: at once, without a ledger.
     assert_eq!(both(&server, 0, Some(2)), (vec![], close(1000, ""), Ok(())));
@@ -67,8 +77,9 @@ fn a_range_that_was_served_ends_with_1000_and_no_reason() {
 
 #[test]
 fn a_source_that_ends_is_told_by_what_was_asked_for() {
-    let server = kept(3, 6);
-    server.publisher().finish();
+    let Some(mut server) = kept(3, 6, false) else { return };
+    server.finish(Outcome::Ended);
+    server.until(FanoutCounter::Ledgers, 4);
     assert_eq!(both(&server, 4, None), (vec![4, 5, 6], close(1000, "source ended"), Ok(())));
     assert_eq!(both(&server, 4, Some(6)), (vec![4, 5, 6], close(1000, ""), Ok(())));
     let short = ClientError::Truncated(Truncated::Short { last: 6, end: 8 });
@@ -79,9 +90,10 @@ fn a_source_that_ends_is_told_by_what_was_asked_for() {
 
 #[test]
 fn a_source_that_fails_ends_with_1011() {
-    let server = kept(3, 4);
-    server.publisher().open(5, &[1; 40_000]);
-    server.publisher().hub.finish(Outcome::Failed);
+    let Some(mut server) = kept(3, 4, false) else { return };
+    server.begin(5);
+    server.chunks(&[1; 40_000]);
+    server.finish(Outcome::Failed);
     let (ledgers, told, followed) = both(&server, 4, None);
     assert_eq!((ledgers, told), (vec![4], close(1011, "source failed")));
     assert!(matches!(followed, Err(ClientError::Closed { code: Some(1011), .. })), "{followed:?}");
@@ -89,40 +101,43 @@ fn a_source_that_fails_ends_with_1011() {
 
 #[test]
 fn who_is_older_than_retention_gets_4001_and_the_bounds() {
-    let server = kept(20, 29);
-    server.publisher().hub.prune(25);
+    let Some(server) = kept(20, 29, true) else { return };
     let behind = ClientError::TooFarBehind { requested: 24, bounds: Some((25, 29)) };
     assert_eq!(both(&server, 24, None), (vec![], close(4001, "too far behind: oldest=25 latest=29"), Err(behind)));
 }
 
 #[test]
 fn a_server_that_drains_gives_the_ledger_in_flight_and_ends_with_1012() {
-    let server = kept(3, 4);
-    server.publisher().open(5, &[5; 40_000]);
+    let Some(mut server) = kept(3, 4, false) else { return };
+    server.begin(5);
+    server.chunks(&[5; 40_000]);
     let (mut wire, _) = Wire::ask(server.address, "/stream?start=5");
     let begin = wire.frame().expect("BEGIN");
     assert!(matches!(decode(&begin.payload), Ok(Message::Begin(Begin { sequence: 5, .. }))));
-    server.publisher().hub.drain();
     // Who is between two ledgers goes at once.
-    let (mut behind, _) = Wire::ask(server.address, "/stream?start=4");
-    assert_eq!(behind.frames(), (vec![], close(1012, "server draining")));
-    server.publisher().close();
+    let (mut waits, _) = Wire::ask(server.address, "/stream?start=6");
+    server.until_is(FanoutCounter::Subscribers, 2);
+    let stopped = server.stop_beside(Duration::from_secs(30));
+    assert_eq!(waits.frames(), (vec![], close(1012, "server draining")));
+    server.end();
     let (frames, told) = wire.frames();
     assert_eq!((ended(&frames), told), (vec![5], close(1012, "server draining")));
+    drop((wire, waits));
+    assert_eq!(stopped.join().expect("it stops"), Ok(()));
 }
 
 #[test]
 fn a_reset_of_retention_ends_with_1012() {
-    let server = kept(3, 4);
+    let Some(mut server) = kept(3, 4, false) else { return };
     let (mut wire, _) = Wire::ask(server.address, "/stream?start=3");
     while !wire.frame().is_some_and(|frame| ended(std::slice::from_ref(&frame)) == [4]) {}
-    server.publisher().ledger(100, b"another");
+    server.ledger(100, b"another");
     assert_eq!(wire.frames(), (vec![], close(1012, "retention reset")));
 }
 
 #[test]
 fn a_subscriber_that_speaks_is_cut_off_without_a_close() {
-    let server = kept(3, 3);
+    let Some(mut server) = kept(3, 3, false) else { return };
     for (first, payload) in [(0x82, &b"hello"[..]), (0x81, b"text"), (0x82, &[0; 1025]), (0xc2, b"rsv")] {
         let (mut wire, _) = Wire::ask(server.address, "/stream?start=4");
         wire.say(first, payload);
@@ -132,7 +147,7 @@ fn a_subscriber_that_speaks_is_cut_off_without_a_close() {
 
 #[test]
 fn a_subscribers_close_is_echoed_with_its_code() {
-    let server = kept(3, 3);
+    let Some(mut server) = kept(3, 3, false) else { return };
     for code in [1000, 1001, 3000, 4999] {
         let (mut wire, _) = Wire::ask(server.address, "/stream?start=4");
         wire.say(0x88, &[&u16::to_be_bytes(code)[..], b"consumer done"].concat());

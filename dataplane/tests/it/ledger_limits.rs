@@ -6,15 +6,16 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
-use sluice::ledger::assemble::{AssemblyError, Assembler, Gap, Limits, StreamError};
+use sluice::ledger::assemble::{Assembler, AssemblyError, Gap, Limits, StreamError};
 use sluice::ledger::chunker::{Chunker, ChunkerError, Cut};
 use sluice::ledger::client::ClientError;
 use sluice::ledger::compress::Packer;
 use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
+use sluice::ledger::hub::Outcome;
 use sluice::ledger::query::Range;
 use sluice::wire::ledger::{Begin, ChunkHeader, Codec, End, LEDGER_BYTES_MAX, SEQUENCE_MAX};
 
-use crate::common::ledger_server::LedgerServer;
+use crate::common::fanout::{Fanout, settings};
 use crate::common::ledger_wire::{Wire, request};
 
 const CHUNK: usize = 8 << 20;
@@ -100,7 +101,11 @@ fn a_ledger_of_256_mib_passes_and_one_byte_more_does_not() {
     let one_more = LEDGER_BYTES_MAX + 1;
     let refused = chunker.begin(2, Some(one_more));
     assert_eq!(refused, Err(ChunkerError::LedgerBytes { sequence: 2, bytes: one_more }));
-    assert!(refused.is_err_and(|error| error.to_string().starts_with("ledger 2 has 268435457 bytes or more: at most 268435456")));
+    assert!(
+        refused.is_err_and(|error| error
+            .to_string()
+            .starts_with("ledger 2 has 268435457 bytes or more: at most 268435456"))
+    );
     chunker.begin(2, None).expect("of no declared length");
     let mut pushed = Ok(None);
     for _ in 0..=LEDGER_BYTES_MAX / CHUNK as u64 {
@@ -171,9 +176,9 @@ fn a_length_that_is_only_stated_takes_no_memory() {
 
 #[test]
 fn the_last_sequence_is_streamed_and_the_one_after_it_is_nowhere() {
-    let server = LedgerServer::start();
-    (SEQUENCE_MAX - 1..=SEQUENCE_MAX).for_each(|sequence| server.publisher().ledger(sequence, b"late"));
-    server.publisher().finish();
+    let Some(mut server) = Fanout::start(settings()) else { return };
+    (SEQUENCE_MAX - 1..=SEQUENCE_MAX).for_each(|sequence| server.ledger(sequence, b"late"));
+    server.finish(Outcome::Ended);
     let last = vec![SEQUENCE_MAX - 1, SEQUENCE_MAX];
     assert_eq!(follow(&server.url(), range(SEQUENCE_MAX - 1, None)), Ok(last.clone()), "without an end");
     assert_eq!(follow(&server.url(), range(SEQUENCE_MAX - 1, Some(SEQUENCE_MAX))), Ok(last));
@@ -184,7 +189,8 @@ fn the_last_sequence_is_streamed_and_the_one_after_it_is_nowhere() {
     assert!(Range::new(u32::MAX, None).is_err() && Range::new(1, Some(u32::MAX)).is_err());
     for arguments in [["--start", "4294967295"], ["--end", "4294967295"]] {
         let mut follow = Command::new(env!("CARGO_BIN_EXE_sluice"));
-        let output = follow.args(["ledger", "follow", &server.url()]).args(arguments).output().expect("the binary runs");
+        let output =
+            follow.args(["ledger", "follow", &server.url()]).args(arguments).output().expect("the binary runs");
         assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
     }
     // A server that goes on past it.
@@ -201,7 +207,7 @@ fn the_last_sequence_is_streamed_and_the_one_after_it_is_nowhere() {
 
 #[test]
 fn a_request_has_16_kib_at_most() {
-    let server = LedgerServer::start();
+    let Some(server) = Fanout::start(settings()) else { return };
     let long = request("/stream").replace("Host: h", &format!("Host: h\r\nX: {}", "x".repeat(16 << 10)));
     let answer = String::from_utf8(Wire::send(server.address, long.as_bytes()).rest()).expect("text");
     assert!(answer.starts_with("HTTP/1.1 431 ") || answer.is_empty(), "{answer}");

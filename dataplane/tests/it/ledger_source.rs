@@ -625,7 +625,8 @@ fn chunks_leave_while_the_command_still_writes_its_ledger() {
     assert_eq!(running.counters.get(SourceCounter::Open), 1);
     std::fs::write(&go, b"").expect("written");
     let played = running.ledger();
-    assert_eq!((played.begin.sequence, played.bytes.len()), (9, 600_172));
+    assert_eq!(played.begin.sequence, 9);
+    assert!(played.bytes == meta(9, 600_000));
 }
 
 #[test]

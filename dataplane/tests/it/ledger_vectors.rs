@@ -5,15 +5,16 @@ use std::io::Write;
 use std::net::TcpListener;
 
 use sluice::ledger::follow::{FollowSettings, Follower};
+use sluice::ledger::hub::Outcome;
 use sluice::ledger::query::Range;
+use sluice::ledger::stats::FanoutCounter;
 use sluice::ledger::synthetic::{self, Shape};
 use sluice::wire::ledger::{Begin, ChunkHeader, Codec, End, Message, decode};
 use xxhash_rust::xxh64::xxh64;
 
-use crate::common::ledger_server::LedgerServer;
+use crate::common::fanout::{Fanout, RUN, settings};
 use crate::common::ledger_wire::{ACCEPT, Wire, request};
 
-const RUN: &str = "00112233-4455-6677-8899-aabbccddeeff";
 const BEGIN: &str = "02100000002a112210f47de98115";
 const CHUNK: &str = "02110000002a0000000300616263";
 const END: &str = "02120000002a000000010000000000000003112210f47de9811644bc2cf5ad770999";
@@ -57,10 +58,17 @@ fn the_generators_ledgers_have_the_peers_hashes() {
     }
 }
 
+/// A server that keeps these ledgers.
+fn kept(ledgers: &[(u32, &[u8])]) -> Option<Fanout> {
+    let mut server = Fanout::start(settings())?;
+    ledgers.iter().for_each(|(sequence, bytes)| server.ledger(*sequence, bytes));
+    server.until_is(FanoutCounter::Latest, u64::from(ledgers.last()?.0));
+    Some(server)
+}
+
 #[test]
 fn a_replay_is_this_on_the_wire() {
-    let server = LedgerServer::start();
-    server.publisher().ledger(42, b"abc");
+    let Some(server) = kept(&[(42, b"abc")]) else { return };
     let (mut wire, head) = Wire::ask(server.address, "/stream?start=42&end=42");
     let expected = format!(
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {ACCEPT}\r\n\
@@ -79,14 +87,8 @@ fn a_replay_is_this_on_the_wire() {
 
 #[test]
 fn chunks_have_the_shortest_frame_headers() {
-    let server = LedgerServer::start();
-    let mut ledger = vec![0; 114];
-    synthetic::write(1, Shape::Noise, &mut ledger);
-    server.publisher().ledger(1, &ledger);
-    let mut ledger = vec![0; 115];
-    synthetic::write(2, Shape::Noise, &mut ledger);
-    server.publisher().ledger(2, &ledger);
-    // The server's chunks are of 16 KiB; a frame of more than 65,535 bytes is in the limits' tests.
+    let Some(server) = kept(&[(1, &[1; 114]), (2, &[2; 115])]) else { return };
+    // These chunks are of 16 KiB at most; frames of more than 65,535 bytes are in the limits' tests.
     let (mut wire, _) = Wire::ask(server.address, "/stream?start=1&end=2");
     assert_eq!(wire.bytes(16)[..2], hex("820e"));
     assert_eq!(wire.bytes(2 + 125)[..2], hex("827d"), "11 + 114 fit in one byte");
@@ -97,11 +99,10 @@ fn chunks_have_the_shortest_frame_headers() {
 
 #[test]
 fn a_live_ledger_is_stamped_and_the_same_ledger_replayed_is_not() {
-    let server = LedgerServer::start();
-    server.publisher().ledger(1, b"");
+    let Some(mut server) = kept(&[(1, b"")]) else { return };
     let (mut wire, _) = Wire::ask(server.address, "/stream");
-    server.publisher().ledger(2, b"abc");
-    server.publisher().finish();
+    server.ledger(2, b"abc");
+    server.finish(Outcome::Ended);
     let (frames, close) = wire.frames();
     assert_eq!(close, Some((1000, "source ended".into())));
     let messages: Vec<Message<'_>> = frames.iter().map(|frame| decode(&frame.payload).expect("a message")).collect();
@@ -109,8 +110,7 @@ fn a_live_ledger_is_stamped_and_the_same_ledger_replayed_is_not() {
         panic!("{messages:?}")
     };
     assert_eq!((begin.sequence, header.index, end.xxh64), (2, 0, 0x44bc_2cf5_ad77_0999));
-    // Whether it was sent while it was open is the server's thread's affair: both stamps are there, or neither.
-    assert_eq!(begin.emit_start_ns == 0, end.emit_end_ns == 0);
+    assert!(begin.emit_start_ns > 0 && end.emit_end_ns >= begin.emit_start_ns);
     let (mut wire, _) = Wire::ask(server.address, "/stream?start=1");
     let (frames, _) = wire.frames();
     assert_eq!(frames[0].payload, hex("02 10 00000001 0000000000000000"));
@@ -120,8 +120,8 @@ fn a_live_ledger_is_stamped_and_the_same_ledger_replayed_is_not() {
 
 #[test]
 fn http_answers_are_these() {
-    let server = LedgerServer::start();
-    (25..=29).for_each(|sequence| server.publisher().ledger(sequence, b"x"));
+    let ledgers: Vec<(u32, &[u8])> = (25..=29).map(|sequence| (sequence, &b"x"[..])).collect();
+    let Some(server) = kept(&ledgers) else { return };
     let answer = |request: &str| {
         let mut wire = Wire::send(server.address, request.as_bytes());
         String::from_utf8(wire.rest()).expect("text")
@@ -149,7 +149,7 @@ fn http_answers_are_these() {
     let foreign = answer(&request("/stream").replace("Host: h", "Host: h\r\nOrigin: http://other"));
     assert!(foreign.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{foreign}");
     let body = format!(
-        "{{\"oldest\":25,\"latest\":29,\"subscribers\":1,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\"}}\n"
+        "{{\"oldest\":25,\"latest\":29,\"subscribers\":0,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\"}}\n"
     );
     let length = body.len();
     let healthy = format!(
@@ -170,7 +170,9 @@ fn a_peers_server_is_read_however_it_cuts_its_frames() {
         chunk[9] = 0;
         // A message in one frame, one in three with a ping between them, one more.
         let mut bytes = [&hex("820e")[..], &hex(BEGIN)].concat();
-        bytes.extend([&hex("0205")[..], &chunk[..5], &hex("890270 71"), &hex("0000"), &hex("8009"), &chunk[5..]].concat());
+        bytes.extend(
+            [&hex("0205")[..], &chunk[..5], &hex("890270 71"), &hex("0000"), &hex("8009"), &chunk[5..]].concat(),
+        );
         bytes.extend([&hex("8222")[..], &hex(END)].concat());
         for byte in bytes {
             wire.stream.write_all(&[byte]).expect("sent");

@@ -103,14 +103,8 @@ const PLANTED_SEEDS: u64 = 4_000;
 
 #[test]
 fn planted_bugs_of_server_and_client_are_caught() {
-    let bugs = [
-        Bug::MessageLost,
-        Bug::ResumeRepeats,
-        Bug::ResumeSkips,
-        Bug::RunHidden,
-        Bug::WrongPlace,
-        Bug::ReadUnchecked,
-    ];
+    let bugs =
+        [Bug::MessageLost, Bug::ResumeRepeats, Bug::ResumeSkips, Bug::RunHidden, Bug::WrongPlace, Bug::ReadUnchecked];
     all_caught(&bugs, PLANTED_SEEDS, world);
 }
 
@@ -122,7 +116,14 @@ fn planted_bugs_of_retention_are_caught() {
 
 #[test]
 fn planted_bugs_of_flows_are_caught() {
-    let bugs = [Bug::FlowShifted, Bug::FlowLate, Bug::FlowAgainHidden, Bug::FlowEndLost, Bug::FlowChunkTwice];
+    let bugs = [
+        Bug::FlowShifted,
+        Bug::FlowLate,
+        Bug::FlowAgainHidden,
+        Bug::FlowEndLost,
+        Bug::FlowChunkTwice,
+        Bug::FlowStoredWhole,
+    ];
     all_caught(&bugs, PLANTED_SEEDS, world);
 }
 

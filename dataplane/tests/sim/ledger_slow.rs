@@ -19,8 +19,8 @@ use sluice::ledger::pool::Pool;
 use sluice::ledger::query::Range;
 use sluice::ledger::retention::Run;
 use sluice::ledger::source::{Poll, Source, SourceError};
-use sluice::ledger::source_counters::{EncodeCounter, SourceCounter};
 use sluice::ledger::source_worker::{ENCODER_QUEUE, Emitting, EncoderEnd, SourceParts, SourceWorker};
+use sluice::ledger::stats::{EncodeCounter, SourceCounter};
 use sluice::runtime::link::{Doorbell, LinkReceiver, link};
 use sluice::runtime::worker::{Turn, Worker};
 use sluice::sync::counters::{CounterReader, counters};
@@ -295,7 +295,11 @@ impl Slow {
         loop {
             if let Some(encoder) = self.awaited {
                 let mixed = self.tools.bug == Bug::EncodersMixed;
-                let encoder = if mixed { (0..self.encoders.len()).rev().find(|&at| !self.encoders[at].out.is_empty()) } else { Some(encoder) };
+                let encoder = if mixed {
+                    (0..self.encoders.len()).rev().find(|&at| !self.encoders[at].out.is_empty())
+                } else {
+                    Some(encoder)
+                };
                 let Some(message) = encoder.and_then(|encoder| self.encoders[encoder].out.pop()) else { return Ok(()) };
                 self.awaited = None;
                 self.node.apply(Item::Message(message), &mut self.tools)?;

@@ -1,4 +1,4 @@
-//! `sluice ledger`: follow a stream of ledgers, take retained ones out and put others in.
+//! `sluice ledger`: serve and follow a stream of ledgers, measure it, take retained ones out and put others in.
 //!
 //! May use: every library module. Never does: more than parse, call and print.
 
@@ -10,10 +10,13 @@ pub mod export;
 pub mod follow;
 pub mod import;
 pub mod serve;
+mod server;
 
 /// The verbs of `sluice ledger`.
 #[derive(clap::Subcommand, Debug)]
 pub enum Command {
+    /// Stream ledgers from a source to subscribers while they are emitted, and keep them.
+    Serve(Box<serve::Args>),
     /// Follow a ledger server: verify each ledger, then print, store or pass it on.
     Follow(follow::Args),
     /// Measure how long after its last byte a ledger is verified at a client.
@@ -27,6 +30,7 @@ pub enum Command {
 /// Runs one verb.
 pub fn run(command: Command) -> Outcome {
     match command {
+        Command::Serve(args) => serve::run(&args),
         Command::Follow(args) => follow::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Export(args) => export::run(args),

@@ -13,6 +13,9 @@ const PIECE_BYTES: usize = 32 << 10;
 /// How long after a ledger's end the next but one is made, at most: those who receive the last one are left in peace until then.
 const GIVE_BACK_NS_MAX: i64 = 20 * NANOS_PER_MILLI;
 
+/// A ledger that begins so much after it was due begins a new grid. A core that wakes up late for it, even on a busy host, does not.
+const LATE_NS: i64 = 5 * NANOS_PER_MILLI;
+
 enum State {
     /// The next ledger begins then.
     Pause {
@@ -69,6 +72,9 @@ impl Paced {
                 Ok(Poll::Finished)
             }
             Ready::Ledger(sequence, ledger) => {
+                if now - due > LATE_NS {
+                    self.cadence.late();
+                }
                 self.cadence.begun(now);
                 let bytes = ledger.len() as u64;
                 let window = Window::begin(self.window_ns, bytes, now);
@@ -204,6 +210,23 @@ mod tests {
         while ask(&mut source, &mut room, 2_000 * MILLI).expect("runs") != Poll::End {}
         assert_eq!(ask(&mut source, &mut room, 3_000 * MILLI).expect("runs"), Poll::Finished);
         assert_eq!(ask(&mut source, &mut room, 3_000 * MILLI).expect("runs"), Poll::Finished, "and stays so");
+    }
+
+    #[test]
+    fn who_was_not_asked_in_time_does_not_make_up_for_it() {
+        let mut source = paced(3, false, 0, 600 * MILLI);
+        source.start(0).expect("starts");
+        let mut room = vec![0; BYTES];
+        let mut begin = |now: i64| {
+            let begun = ask(&mut source, &mut room, now).expect("runs");
+            assert!(matches!(begun, Poll::Begin { .. }), "{begun:?} at {now}");
+            while ask(&mut source, &mut room, now).expect("runs") != Poll::End {}
+            assert_eq!(source.poll(&mut room, now).expect("runs"), Poll::Wait);
+            source.poll(&mut room, now + 100 * MILLI).expect("runs");
+            source.deadline().expect("a next one")
+        };
+        assert_eq!(begin(500 * MILLI), 1_100 * MILLI, "held back for half an interval");
+        assert_eq!(begin(1_101 * MILLI), 1_700 * MILLI, "a core that woke up a little late");
     }
 
     #[test]
