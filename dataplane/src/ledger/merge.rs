@@ -113,6 +113,8 @@ impl Merge {
         let verdict = match self.open {
             // Of the ledger before: its other flows were faster.
             _ if again && self.open != Some(found) => Verdict::Drop,
+            // A flow that no chunk of the last ledgers was on is read only now, and still at one that is complete.
+            Some(open) if found < open => Verdict::Drop,
             Some(open) if open != found => return Err(AssemblyError::OtherBegin { open, found }),
             Some(_) if again => Verdict::Again,
             Some(_) => Verdict::Drop,
@@ -158,6 +160,8 @@ impl Merge {
         let facts = |end: &End| (end.sequence, end.chunks, end.bytes, end.xxh64);
         match &self.ended {
             Some(ended) if facts(ended) == facts(end) => Ok(Verdict::Drop),
+            // Of one before that: it was verified by what the other flows said.
+            Some(ended) if sequence < ended.sequence => Ok(Verdict::Drop),
             _ => Err(AssemblyError::EndsDiffer { sequence }),
         }
     }
@@ -174,5 +178,52 @@ impl Merge {
                 Ok(u32::try_from(next).unwrap_or(u32::MAX))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ledger::{Begin, ChunkHeader, Codec};
+
+    fn begin(sequence: u32) -> Message<'static> {
+        Message::Begin(Begin { sequence, emit_start_ns: 0 })
+    }
+
+    fn chunk(sequence: u32, index: u32) -> Message<'static> {
+        Message::Chunk(ChunkHeader { sequence, index, codec: Codec::Raw }, &[])
+    }
+
+    fn end(sequence: u32, chunks: u32) -> Message<'static> {
+        Message::End(End { sequence, chunks, bytes: 0, emit_end_ns: 0, xxh64: 0 })
+    }
+
+    /// Judges messages, each on the flow that must be due.
+    fn judge(merge: &mut Merge, messages: &[(usize, Message<'_>, Verdict)]) {
+        for (flow, message, verdict) in messages {
+            assert_eq!(merge.due(), *flow, "{message:?}");
+            assert_eq!(merge.judge(*flow, message), Ok(*verdict), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn a_flow_that_is_behind_by_whole_ledgers_catches_up() {
+        use Verdict::{Drop, Take};
+        let mut merge = Merge::new(3);
+        judge(&mut merge, &[(0, begin(7), Take), (0, chunk(7, 0), Take), (1, begin(7), Drop), (1, end(7, 1), Take)]);
+        judge(&mut merge, &[(0, end(7, 1), Drop), (0, begin(8), Take), (0, chunk(8, 0), Take)]);
+        judge(&mut merge, &[(1, begin(8), Drop), (1, end(8, 1), Take), (0, end(8, 1), Drop)]);
+        // The third flow has its first chunk now, behind two ledgers that it had no part in.
+        judge(&mut merge, &[(0, begin(9), Take), (0, chunk(9, 0), Take), (1, begin(9), Drop), (1, chunk(9, 1), Take)]);
+        judge(&mut merge, &[(2, begin(7), Drop), (2, end(7, 1), Drop), (2, begin(8), Drop), (2, end(8, 1), Drop)]);
+        judge(&mut merge, &[(2, begin(9), Drop), (2, chunk(9, 2), Take), (0, end(9, 3), Take)]);
+        assert!(merge.judge(0, &begin(9)).is_ok(), "again, for whom it may concern");
+    }
+
+    #[test]
+    fn a_flow_that_is_ahead_is_an_error() {
+        let mut merge = Merge::new(2);
+        judge(&mut merge, &[(0, begin(7), Verdict::Take), (0, chunk(7, 0), Verdict::Take)]);
+        assert_eq!(merge.judge(1, &begin(8)), Err(AssemblyError::OtherBegin { open: 7, found: 8 }));
     }
 }

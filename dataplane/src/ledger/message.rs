@@ -67,8 +67,9 @@ impl Encoded {
         Encoded { buffer: buffer.into(), start: 0, end, raw_bytes: 0 }
     }
 
-    /// A chunk whose payload of `bytes` lies at [`HEADROOM`] already and stands for `raw_bytes`.
-    pub(super) fn in_place(mut buffer: Buffer, header: ChunkHeader, bytes: usize, raw_bytes: usize) -> Encoded {
+    /// A chunk whose payload of `bytes` lies at [`HEADROOM`] already and stands for `raw_bytes`, with the codec that the header names:
+    /// a relay passes on what was packed elsewhere. A buffer that is shorter panics.
+    pub fn in_place(mut buffer: Buffer, header: ChunkHeader, bytes: usize, raw_bytes: usize) -> Encoded {
         let message_at = HEADROOM - CHUNK_HEADER_BYTES;
         buffer[message_at..HEADROOM].copy_from_slice(&header.encode());
         let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES_MAX);

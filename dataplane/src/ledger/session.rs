@@ -239,6 +239,12 @@ pub trait Door {
         true
     }
 
+    /// The server's clock at this moment, ns since the Unix epoch: what `/healthz` tells, so that a client can measure how far it is from
+    /// its own. `None`: it is not told.
+    fn utc_ns(&self) -> Option<i64> {
+        None
+    }
+
     /// Most flows of a subscription; 0: flows are not spoken of.
     fn flows_max(&self) -> u32 {
         0
@@ -535,7 +541,10 @@ fn answer(request: &Request<'_>, hub: &Hub, server: Server<'_>, door: &mut dyn D
     let (path, query) = request.path_and_query();
     match path {
         "/healthz" => {
-            let body = hub.health(server.subscribers, server.run);
+            let mut body = hub.health(server.subscribers, server.run);
+            if let (Some(now_ns), Some(end)) = (door.utc_ns(), body.rfind('}')) {
+                body.insert_str(end, &format!(",\"now_ns\":{now_ns}"));
+            }
             let mut reply = http::response(200, "application/json", &body, &[]);
             if request.method == "HEAD" {
                 reply.truncate(reply.len() - body.len());

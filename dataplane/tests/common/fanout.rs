@@ -69,7 +69,10 @@ impl Fanout {
             encoders: vec![encoder_end],
             settings,
             run: RUN.into(),
+            archive: None,
             tokens,
+            #[cfg(feature = "ledger-tls")]
+            tls: None,
             load: load.clone(),
             books,
         });

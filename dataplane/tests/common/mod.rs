@@ -1,10 +1,14 @@
 //! What the test binaries share: where the data lies, and how a skip is said and counted.
 #![allow(dead_code)]
 
+#[cfg(feature = "appliance")]
+pub mod archives;
+pub mod between;
 pub mod fanout;
 pub mod frames;
 pub mod hosts;
 pub mod ledger_server;
+pub mod ledger_wire;
 pub mod memory_queue;
 pub mod memory_ring;
 #[cfg(feature = "appliance")]

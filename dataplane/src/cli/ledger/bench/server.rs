@@ -12,6 +12,8 @@ use super::link::Link;
 use super::settings::Settings;
 use crate::cli::{Exit, Failure, Outcome};
 use crate::ledger::source::Source;
+use crate::ledger::source::captive::{self, CaptiveSettings};
+use crate::ledger::source::pipe::{self, PipeSettings};
 use crate::sys::netns::Namespace;
 use crate::sys::signal::{Asked, Signals};
 use crate::sys::{clock, random};
@@ -274,7 +276,26 @@ pub fn child(settings: &Settings, address: SocketAddr) -> Outcome {
     server.stop().map(|()| Exit::Done)
 }
 
-/// The source of a local run.
-pub fn source(settings: &Settings, _storage: &Path) -> Result<Box<dyn Source>, Failure> {
-    Err(Failure::host(format!("no source for {:?}", settings.args.pipe_cmd)))
+/// The source of a local run. `storage` is where stellar-core keeps its own files.
+///
+/// # Errors
+/// What stellar-core would be refused for.
+pub fn source(settings: &Settings, storage: &Path) -> Result<Box<dyn Source>, Failure> {
+    let args = &settings.args;
+    let (pipe_bytes, cpus) = (args.pipe_size.0 as usize, Vec::new());
+    let passphrase = args.network_passphrase.clone();
+    if let Some(command) = args.pipe_cmd.clone() {
+        return Ok(pipe::open(&PipeSettings { command, pipe_bytes, passphrase, cpus }));
+    }
+    let core = CaptiveSettings {
+        binary: args.core_binary.clone(),
+        config: args.core_config.clone(),
+        archives: args.history_archive_urls.clone(),
+        storage: storage.into(),
+        start: args.start,
+        passphrase,
+        pipe_bytes,
+        cpus,
+    };
+    captive::open(&core).map_err(|error| Failure::usage(error.to_string()))
 }
