@@ -252,13 +252,10 @@ impl Archive {
     /// Begins what there is to do; how much that was. What was queued reaches the kernel with the ring's next submit.
     pub fn turn(&mut self, port: &mut ArchivePort<'_>) -> usize {
         let mut count = 0;
+        // The keeper is asked while an operation is under way as well: it then gives none, and lets go of what has left retention.
         if self.operation.is_none() && self.keeper.prepare(port.hub, HASH_BYTES) {
             count += 1;
-        } else if self.operation.is_none()
-            && let Some(op) = self.keeper.poll(port.hub, port.now)
-        {
-        // Asked while an operation is under way as well: the keeper then gives none, and lets go of what has left retention.
-        if let Some(op) = self.keeper.poll(port.hub, port.now) {
+        } else if let Some(op) = self.keeper.poll(port.hub, port.now) {
             self.operation = Some(Operation::new(op, &mut self.segments));
             self.step(port);
             count += 1;

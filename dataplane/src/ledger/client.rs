@@ -75,6 +75,10 @@ pub enum ClientError {
         /// The run that the server states now.
         now: Option<String>,
     },
+    /// One connection of a subscription was left behind by the others, or by a server that began anew between two of them: all of
+    /// them begin anew.
+    #[error("the flows of the subscription came apart")]
+    FlowsApart,
     /// Closed for another reason.
     #[error("the server closed: code {}: {reason:?}", code.map_or("none".into(), |code| code.to_string()))]
     Closed {
@@ -142,7 +146,7 @@ impl ClientError {
     /// end, another run, and a request that the server will refuse again, are final.
     pub fn is_retryable(&self) -> bool {
         match self {
-            ClientError::Disconnected { .. } | ClientError::Mixed { .. } => true,
+            ClientError::Disconnected { .. } | ClientError::Mixed { .. } | ClientError::FlowsApart => true,
             ClientError::Closed { code, .. } => *code != Some(close::NORMAL),
             // 409: the group that a further flow belongs to is not known any more.
             ClientError::Refused { status, .. } => *status >= 500 || matches!(*status, 409 | 429),
@@ -241,7 +245,7 @@ impl Client {
     /// How many connections there should be: 1 until the first one is answered and knows where it begins, then as many as the
     /// server agreed to. Those beyond the first are begun with [`Client::connect_flow`].
     pub fn lines(&self) -> usize {
-        if self.first.is_some() { self.flows() } else { 1 }
+        if self.first.is_some() && !self.is_complete() { self.flows() } else { 1 }
     }
 
     /// Flows of the connection that stands.
@@ -257,6 +261,8 @@ impl Client {
         let (Some(first), Some(offer)) = (self.first, self.lines[0].offer()) else {
             unreachable!("a further flow is asked for only when the first one says what it is part of")
         };
+        // What the first one alone has completed meanwhile is not asked for again.
+        let first = self.last().map_or(first, |last| first.max(last + 1));
         let rest = Range::new(first, self.assembler.range().end()).expect("the first of the lines has this range");
         let ours = format!("?flow={flow}&flows={flows}&id={}&", offer.id);
         let target = url.target(&rest).replacen('?', &ours, 1);
@@ -393,7 +399,12 @@ impl Client {
     /// A connection was answered: its run must be that of the ledgers so far, and of the other connections.
     fn judge_run(&mut self, flow: usize) -> Result<(), ClientError> {
         let now = self.lines[flow].run().map(String::from);
-        let before = if flow == 0 { self.run.clone() } else { Some(self.run_now.clone()) };
+        let before = self.run.clone();
+        if flow > 0 && now != self.run_now && before.as_ref().is_none_or(|before| *before == now) {
+            // Nothing of the other run was given out: another connection decides which it is.
+            self.lines[flow].close(close::NORMAL, close::CONSUMER_DONE);
+            return Err(ClientError::FlowsApart);
+        }
         if flow == 0 {
             self.run_now.clone_from(&now);
             self.merge = Merge::new(self.flows());
@@ -461,7 +472,15 @@ impl Client {
                 Ok(Came::Nothing) => return Ok(Advanced::Wait),
                 Ok(Came::Message) => {}
                 Ok(Came::Close { code, reason }) => {
-                    let judged = judge_close(&self.assembler, code, &reason);
+                    let judged = match judge_close(&self.assembler, code, &reason) {
+                        // The flow is too far behind, and the subscription is not.
+                        Err(ClientError::TooFarBehind { requested, bounds: Some((oldest, _)) })
+                            if self.merge.flows() > 1 && requested >= oldest =>
+                        {
+                            Err(ClientError::FlowsApart)
+                        }
+                        judged => judged,
+                    };
                     self.close(close::NORMAL, "");
                     self.assembler.cut();
                     return judged.map(|()| Advanced::Done);

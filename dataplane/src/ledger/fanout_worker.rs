@@ -265,7 +265,8 @@ impl FanoutWorker {
             self.hub.cut();
         }
         let taken = self.parts.order.is_empty() && self.awaited.is_none() && self.held.is_none();
-        if taken && !std::mem::replace(&mut self.draining, true)
+        if taken
+            && !std::mem::replace(&mut self.draining, true)
             && let Some(archive) = &mut self.archive
         {
             archive.drain();

@@ -469,9 +469,7 @@ impl Keeper {
     fn pass_over(&mut self, hub: &Hub) {
         // The one that is being written leaves when that is done.
         let first = usize::from(matches!(self.in_flight, Some(InFlight::Write(_)))).min(self.queue.len());
-        while let Some((facts, _)) = self.queue.get(first)
-            && !matches!(hub.kept(facts.sequence), Some(Kept::Memory(_)))
-        while let Some(waiting) = self.queue.front()
+        while let Some(waiting) = self.queue.get(first)
             && !matches!(hub.kept(waiting.facts.sequence), Some(Kept::Memory(_)))
         {
             self.queue.remove(first);

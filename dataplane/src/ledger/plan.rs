@@ -49,6 +49,9 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a failed disk is left alone.
 const RETRY_NS: i64 = 200_000_000;
 
+/// What the workers may take to stop beside `drain`: a source's process is given 5 s, the last ledgers their write.
+pub const STOP_EXTRA: Duration = Duration::from_secs(10);
+
 /// The ledger job, planned.
 pub struct LedgerPlan {
     /// (core name, worker) in polling order: what is read goes out in the same round.
@@ -127,6 +130,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
         load,
         books,
     });
+    let fanout = if serve.trial.stamp_drained { fanout.stamping_drained() } else { fanout };
     workers.push((serve.core.clone(), Box::new(fanout)));
     Ok(LedgerPlan { workers, status: Arc::new(status), reload })
 }
@@ -379,7 +383,6 @@ fn fanout_settings(serve: &LedgerServe) -> FanoutSettings {
         backlog_bytes: serve.backlog_bytes.0,
         drain_ns: serve.drain.nanos(),
         spin: serve.spin == LedgerSpin::Open,
-        stamp_drained: serve.trial.stamp_drained,
     }
 }
 

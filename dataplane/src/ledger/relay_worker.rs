@@ -17,7 +17,6 @@ use super::hub::Outcome;
 use super::message::{Encoded, HEADROOM};
 use super::pool::{Buffer, Pool};
 use super::query::Range;
-pub use super::stats::RelayCounter;
 use super::stats::RelayCounter;
 use super::url::Url;
 use crate::runtime::link::LinkSender;
@@ -393,6 +392,8 @@ impl RelayWorker {
                 self.parts.counters.add(RelayCounter::Gaps, 1);
                 self.begin_anew(turn, *oldest, self.parts.run.clone());
             }
+            // It has begun anew itself and keeps nothing yet: the ledger that is in flight there will be its oldest.
+            error @ ClientError::TooFarBehind { bounds: Some((0, _)), .. } => self.lost(turn, &error.to_string()),
             error if error.is_retryable() => self.lost(turn, &error.to_string()),
             error => {
                 let reason = format!("upstream {}: {error}", self.parts.url);

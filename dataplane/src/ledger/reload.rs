@@ -156,10 +156,7 @@ mod tests {
             assert_eq!(warnings.len(), usize::from(told), "{mode:o}: {warnings:?}");
         }
         let warning = reload.warnings().remove(0).replace(&path.display().to_string(), "FILE");
-        assert_eq!(
-            warning,
-            "tokens \"FILE\": has mode 602: every user of this host may use it; chmod 600 \"FILE\""
-        );
+        assert_eq!(warning, "tokens \"FILE\": has mode 602: every user of this host may use it; chmod 600 \"FILE\"");
     }
 
     #[test]

@@ -752,7 +752,8 @@ mod tests {
         run.network = [0; 8];
         assert_eq!(run.to_string(), "00112233-4455-6677-8899-aabbccddeeff");
         assert_eq!(run_parts(&run.to_string()), Some((run.id, run.network)));
-        for other in ["", "x", "00112233445566778899aabbccddeeff", "00112233-4455-6677-8899-aabbccddeeff; net=09", "é"] {
+        for other in ["", "x", "00112233445566778899aabbccddeeff", "00112233-4455-6677-8899-aabbccddeeff; net=09", "é"]
+        {
             assert_eq!(run_parts(other), None, "{other}");
         }
     }

@@ -97,18 +97,6 @@ counter_set! {
 counter_set! {
     /// What a relay counts.
     RelayCounters, RelayCounter {
-        counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers that were verified and passed on whole";
-        counter packed_bytes as PackedBytes: "sluice_ledger_relay_packed_bytes", "Bytes of their chunks as they came";
-        counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of the ledgers";
-        counter chunks as Chunks: "sluice_ledger_relay_chunks", "Chunks that were passed on";
-        counter begun_again as BegunAgain: "sluice_ledger_relay_begun_again", "Ledgers that the upstream server began again";
-        counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server that stood";
-        counter failures as Failures: "sluice_ledger_relay_failures", "Attempts at a connection that came to nothing, and connections that were lost";
-        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server had the next ledger no more, so that some are missing here";
-        counter runs as Runs: "sluice_ledger_relay_runs", "Times that the upstream server's run was another one";
-        gauge last as Last: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
-        gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the upstream server streams";
-        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that a ledger's chunks are shared out to";
         counter connections as Connections: "sluice_ledger_relay_connections", "Connections to the upstream server";
         counter disconnects as Disconnects: "sluice_ledger_relay_disconnects", "Connections that were lost";
         counter ledgers as Ledgers: "sluice_ledger_relay_ledgers", "Ledgers verified and passed on";

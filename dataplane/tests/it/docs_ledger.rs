@@ -17,7 +17,10 @@ fn the_metrics_of_the_page_exist() {
     for part in page.split("sluice_ledger_").skip(1) {
         let end = part.find(|c| !name(c)).unwrap_or(part.len());
         let metric = format!("sluice_ledger_{}", &part[..end]);
-        assert!(metrics.contains(metric.trim_end_matches("_total")), "{metric} of docs/operating/ledger.md is no metric");
+        assert!(
+            metrics.contains(metric.trim_end_matches("_total")),
+            "{metric} of docs/operating/ledger.md is no metric"
+        );
         named += 1;
     }
     assert!(named > 15, "{named}");

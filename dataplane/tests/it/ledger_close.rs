@@ -38,11 +38,6 @@ fn ended(frames: &[Frame]) -> Vec<u32> {
 }
 
 /// What comes for a target: the ledgers, the close, and what our client says of the same stream.
-fn both(
-    server: &LedgerServer,
-    start: u32,
-    end: Option<u32>,
-) -> (Vec<u32>, Option<(u16, String)>, Result<(), ClientError>) {
 fn both(server: &Fanout, start: u32, end: Option<u32>) -> (Vec<u32>, Option<(u16, String)>, Result<(), ClientError>) {
     let mut target = format!("/stream?start={start}");
     if let Some(end) = end {

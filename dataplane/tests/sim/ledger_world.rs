@@ -2,6 +2,7 @@
 //! fed by a source or by another server (a relay), and subscribers over one connection or several.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Write;
 use std::rc::Rc;
 
 use rand::RngExt;
@@ -410,12 +411,16 @@ pub struct Node {
     pub run: Run,
     /// The run as it is announced.
     pub announced: String,
+    /// All that ever were.
+    names: Vec<String>,
     pub feed: Feed,
     door: Entrance,
     /// In the announced run no ledger before this is to come any more.
     floor: u32,
     /// Turns until a server that drains is gone.
     draining: Option<u32>,
+    /// The ledger of which a relay has passed on chunks that are not what was sent.
+    tainted: Option<u32>,
 }
 
 impl Node {
@@ -426,6 +431,7 @@ impl Node {
             disk: Disk::default(),
             settings,
             announced: run.to_string(),
+            names: Vec::new(),
             run,
             feed,
             door: Entrance {
@@ -439,6 +445,7 @@ impl Node {
             },
             floor: 0,
             draining: None,
+            tainted: None,
         }
     }
 
@@ -549,6 +556,9 @@ impl Node {
         // What waits for the disk is kept in memory, but for the one that it works at.
         let waiting = self.keeper.waiting();
         assert!(waiting <= (latest + 1 - oldest) as usize + 1, "{waiting} ledgers wait for the disk");
+        if self.names.last() != Some(&self.announced) {
+            self.names.push(self.announced.clone());
+        }
         self.floor = self.floor.max(oldest).max(self.hub.open_sequence().unwrap_or(latest + 1));
     }
 
@@ -629,7 +639,7 @@ impl Node {
             return Err(format!("ledger {lost} of {durable:?} was durable and is gone: {found:?}"));
         }
         (self.keeper, self.hub) = (keeper, Hub::new(&found.stored));
-        self.draining = None;
+        (self.draining, self.tainted) = (None, None);
         let latest = self.hub.bounds().1;
         match &mut self.feed {
             Feed::None => {}
@@ -829,7 +839,7 @@ impl Pipe {
                     node.door.leave(self.entered.take());
                 }
                 Step::Bytes(bytes) => self.down.extend(bytes),
-                Step::Message(message) => corrupted |= self.send(&message, tools, flow, relay),
+                Step::Message(message) => corrupted |= self.send(&message, node.tainted, tools, flow, relay),
                 Step::Stored(stored, frame) => self.read(node, tools, stored, frame),
             }
         }
@@ -837,9 +847,16 @@ impl Pipe {
     }
 
     /// A message goes onto the connection; whether it is another one when it arrives.
-    fn send(&mut self, message: &Encoded, tools: &mut Tools, flow: usize, relay: bool) -> bool {
+    fn send(
+        &mut self,
+        message: &Encoded,
+        node_tainted: Option<u32>,
+        tools: &mut Tools,
+        flow: usize,
+        relay: bool,
+    ) -> bool {
         let again = std::mem::replace(&mut self.inside, true);
-        let mut chunk_bytes = 0;
+        let (mut chunk_bytes, mut tainted) = (0, false);
         match decode(message.message()).expect("a message") {
             Message::Begin(_) if again && flow > 0 && tools.bug == Bug::FlowAgainHidden => return false,
             Message::Begin(_) => {}
@@ -849,8 +866,9 @@ impl Pipe {
                     return false;
                 }
             }
-            Message::Chunk(_, payload) => {
+            Message::Chunk(header, payload) => {
                 chunk_bytes = payload.len();
+                tainted = node_tainted == Some(header.sequence);
                 if flow > 0 && tools.shows(Bug::FlowChunkTwice, 20) {
                     self.down.extend(message.frame());
                 }
@@ -864,7 +882,7 @@ impl Pipe {
         if corrupted && let Some(last) = self.down.back_mut() {
             *last ^= 0x10;
         }
-        corrupted
+        corrupted || tainted
     }
 
     /// Frames of a stored ledger are read, checked and sent.
@@ -1012,6 +1030,9 @@ impl Relay {
             Ok(_) => client.message(&mut |message| items.push(passed_on(message))),
         };
         for item in items {
+            if self.peer.corrupted && matches!(item, Item::Message(_)) {
+                node.tainted = node.hub.open_sequence();
+            }
             node.apply(item, tools)?;
         }
         match step {
@@ -1264,7 +1285,11 @@ impl Subscriber {
                 let told_by_another = self.peer.client.run() != Some(&node.announced);
                 told_by_another || *requested < node.floor.max(oldest) && node.hub.kept(*requested).is_none()
             }
-            ClientError::RunChanged { .. } => self.run.as_ref().is_some_and(|run| *run != node.announced),
+            ClientError::RunChanged { now: Some(now), .. } => {
+                self.run.as_ref().is_some_and(|run| run != now) && node.names.contains(now)
+            }
+            // A relay passes chunks on before it knows them to be good; what it never does is to say that they were.
+            ClientError::Stream(StreamError::Protocol(AssemblyError::Unpack { .. })) => self.peer.corrupted,
             ClientError::Truncated(_) => {
                 node.hub.outcome().is_some() && self.range.end().is_some_and(|end| end > latest)
             }
@@ -1273,12 +1298,17 @@ impl Subscriber {
         if !is_true {
             return Err(format!("{error} (kept {oldest} to {latest}, run {})", node.run));
         }
-        self.ended = !retry;
+        // A relay whose upstream ended inside a ledger that it had begun elsewhere: that one is never completed.
+        let never = matches!(error, ClientError::Closed { code: Some(1011), .. })
+            && node.hub.outcome() == Some(Outcome::Ended)
+            && node.hub.open_sequence().is_some();
+        self.ended = !retry || never;
         let tally = &mut tools.tally;
         *match &error {
             ClientError::TooFarBehind { .. } => &mut tally.too_far_behind,
             ClientError::RunChanged { .. } => &mut tally.run_changed,
             ClientError::Truncated(_) => &mut tally.truncated,
+            ClientError::Stream(_) => &mut tally.corrupted,
             ClientError::Closed { code: Some(1012), reason } if reason == "server draining" => &mut tally.drained,
             _ => &mut tally.resumed,
         } += 1;
@@ -1378,7 +1408,30 @@ impl World {
                 return Ok(*tally);
             }
         }
-        Err("a subscriber is stuck".into())
+        Err(self.stuck())
+    }
+
+    /// Who has not come to an end, and what the servers have.
+    fn stuck(&self) -> String {
+        let mut text = "stuck:".to_string();
+        for (number, one) in self.subscribers.iter().enumerate().filter(|(_, one)| !one.ended) {
+            let (start, end, last) = (one.range.start(), one.range.end(), one.last);
+            let lines = (one.peer.pipes.len(), one.peer.client.lines(), one.peer.client.due());
+            let _ =
+                write!(text, " subscriber {number} of server {} ({start} to {end:?}) at {last:?} {lines:?};", one.node);
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
+            let (bounds, open, outcome) = (node.hub.bounds(), node.hub.open_sequence(), node.hub.outcome());
+            let relay = match &node.feed {
+                Feed::Relay(relay) => {
+                    format!("{:?}", (relay.over, relay.begun, relay.peer.client.last(), relay.peer.pipes.len()))
+                }
+                _ => String::new(),
+            };
+            let streams = (node.door.streams, node.door.most);
+            let _ = write!(text, " server {number}: {bounds:?} {open:?} {outcome:?} {streams:?} {relay};");
+        }
+        text
     }
 
     fn turn(&mut self) -> Result<(), String> {

@@ -10,10 +10,7 @@ pub mod export;
 pub mod follow;
 pub mod import;
 pub mod serve;
-<<<<<<< HEAD
 mod server;
-=======
->>>>>>> fanout
 
 /// The verbs of `sluice ledger`.
 #[derive(clap::Subcommand, Debug)]

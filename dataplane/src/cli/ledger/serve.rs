@@ -13,6 +13,7 @@ use crate::config::{
     Listen, Span,
 };
 use crate::ledger::files;
+use crate::ledger::stats::FanoutCounter;
 use crate::sys::cpu;
 use crate::sys::signal::{Asked, Signals};
 
@@ -394,7 +395,18 @@ pub fn run(args: &Args) -> Outcome {
             break ended.map_err(|reason| format!("the source failed: {reason}"));
         }
     };
+    let status = running.status().clone();
     let stopped = running.stop();
+    let count = |counter| status.fanout.get(counter);
+    tracing::info!(
+        ledgers = count(FanoutCounter::Ledgers),
+        oldest = count(FanoutCounter::Oldest),
+        latest = count(FanoutCounter::Latest),
+        raw_fallbacks = count(FanoutCounter::RawFallbacks),
+        live_abandons = count(FanoutCounter::LiveAbandons),
+        unwritten_dropped = count(FanoutCounter::UnwrittenDropped),
+        "stopped"
+    );
     ended.map_err(|what| Failure { message: what, exit: Exit::Difference })?;
     stopped.map(|()| Exit::Done)
 }

@@ -13,9 +13,6 @@ use crate::ledger::stats::LedgerStatus;
 use crate::runtime::launch::{CorePlan, Launched, launch};
 use crate::runtime::link::Doorbell;
 
-/// What the workers may take to stop beside `drain`: a source's process is given 5 s, the last ledgers their write.
-const STOP_EXTRA: Duration = Duration::from_secs(10);
-
 /// A server on cores of this process.
 pub struct Running {
     launched: Launched,
@@ -95,6 +92,6 @@ impl Running {
     /// # Errors
     /// What did not end in time.
     pub fn stop(self) -> Result<(), Failure> {
-        self.launched.stop(self.drain + STOP_EXTRA).map_err(|late| Failure::host(late.join("; ")))
+        self.launched.stop(self.drain + plan::STOP_EXTRA).map_err(|late| Failure::host(late.join("; ")))
     }
 }

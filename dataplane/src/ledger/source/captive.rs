@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::pipe::{Command, Piped};
+use super::pipe::{Command, Piped, cpus};
 use super::{Source, SourceError};
 
 /// What core is called where nobody says.
@@ -50,7 +50,7 @@ pub struct CaptiveSettings {
     pub passphrase: Option<String>,
     /// Bytes asked for the pipe.
     pub pipe_bytes: usize,
-    /// The CPUs on which core may run; empty: those of the core that starts it.
+    /// The CPUs on which core may run; empty: those of the thread that opens the source.
     pub cpus: Vec<usize>,
 }
 
@@ -107,7 +107,7 @@ pub fn open(settings: &CaptiveSettings) -> Result<Box<dyn Source>, SourceError> 
         arguments,
         directory: Some(storage),
         pipe_bytes: settings.pipe_bytes,
-        cpus: settings.cpus.clone(),
+        cpus: cpus(&settings.cpus),
         passphrase: Some(passphrase),
         first: Some(settings.start),
     };

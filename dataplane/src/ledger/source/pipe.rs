@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::{Poll, Source, SourceError, described, network_of};
 use crate::ledger::rpc::{MARK_BYTES, PREFIX_BYTES, Part, RecordReader};
+use crate::sys::cpu;
 use crate::sys::process::{self, Exit, Group, PipeReader, PipedCommand};
 use crate::units::NANOS_PER_MILLI;
 
@@ -33,8 +34,13 @@ pub struct PipeSettings {
     pub pipe_bytes: usize,
     /// The network's passphrase, where it is known.
     pub passphrase: Option<String>,
-    /// The CPUs on which the command may run; empty: those of the core that starts it.
+    /// The CPUs on which the command may run; empty: those of the thread that opens the source (not of the pinned core that starts it).
     pub cpus: Vec<usize>,
+}
+
+/// The CPUs for a command.
+pub(super) fn cpus(asked: &[usize]) -> Vec<usize> {
+    if asked.is_empty() { cpu::allowed() } else { asked.to_vec() }
 }
 
 /// A source that runs a command. It is started by [`Source::start`], on the core's own thread: it is killed when that ends.
@@ -47,7 +53,7 @@ pub fn open(settings: &PipeSettings) -> Box<dyn Source> {
         arguments,
         directory: None,
         pipe_bytes: settings.pipe_bytes,
-        cpus: settings.cpus.clone(),
+        cpus: cpus(&settings.cpus),
         passphrase: settings.passphrase.clone(),
         first: None,
     };
