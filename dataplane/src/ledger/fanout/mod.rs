@@ -193,6 +193,8 @@ impl Audience {
         }
     }
 
+    // Without TLS there is no session to come to.
+    #[cfg_attr(not(feature = "ledger-tls"), allow(unreachable_code, unused_mut))]
     fn accepted(&mut self, cx: &mut Context<'_>, result: i32) {
         self.accepting = cx.ring.more();
         let Some(socket) = cx.ring.take_descriptor() else {
@@ -285,7 +287,9 @@ impl Audience {
                 };
                 let asked = peer.machine.is_waiting_for_request();
                 peer.machine.on_bytes_at(bytes, cx.hub, server, &mut door, cx.now);
-                if asked && !peer.machine.is_waiting_for_request() {
+                if asked && let Some(status) = peer.machine.answered() {
+                    // The limits' and the tokens' refusals are counted where they are made.
+                    self.counters.refused_request += u64::from(status >= 400 && !matches!(status, 401 | 429 | 503));
                     // An odd step goes through every number before it repeats one.
                     self.next_id = self.next_id.wrapping_add(0x9E37_79B9_7F4A_7C15);
                 }
@@ -624,12 +628,25 @@ impl Audience {
             peer.acked = acked;
         }
         if peer.machine.deadline().is_some_and(|deadline| deadline <= cx.now) {
-            let (asks, sends) = (peer.machine.is_waiting_for_request(), peer.machine.sending_since().is_some());
-            self.counters.request_timeouts += u64::from(asks);
-            self.counters.write_timeouts += u64::from(!asks && sends);
-            peer.machine.on_time(cx.now);
-            self.cut(at);
+            self.time_is_over(cx, at);
         }
+    }
+
+    fn time_is_over(&mut self, cx: &mut Context<'_>, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        if peer.machine.is_closing() && peer.is_drained() {
+            // The kernel has our close, and what came before it; who takes that slowly has not had its turn to answer yet.
+            let acked = tcp::delivery(peer.socket.as_fd()).ok().map(|delivery| delivery.acked_bytes);
+            if acked.is_some() && std::mem::replace(&mut peer.acked, acked) != acked {
+                return peer.machine.close_later(cx.now);
+            }
+            return self.close(at);
+        }
+        let (asks, sends) = (peer.machine.is_waiting_for_request(), peer.machine.sending_since().is_some());
+        self.counters.request_timeouts += u64::from(asks);
+        self.counters.write_timeouts += u64::from(!asks && sends);
+        peer.machine.on_time(cx.now);
+        self.cut(at);
     }
 
     /// When the time-outs are looked at next; `None`: there are none.
