@@ -12,7 +12,8 @@ use crate::capture::queue_worker::FrameQueue;
 use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
 use crate::capture::status::{CaptureStatus, InterfaceMode, XdpQueue, XdpReader};
 use crate::config::{self, AttachMode, Config, Promiscuous, SourceKind, Through};
-use crate::ring;
+use crate::ledger::reload::Reload;
+use crate::ledger::stats::LedgerStatus;
 use crate::ring::publish::publisher;
 use crate::ring::stats::RingStatus;
 use crate::runtime::control::ControlServer;
@@ -28,6 +29,7 @@ use crate::sys::signal::{Asked, Signals};
 use crate::sys::socket::{Admit, LinkEvent, LinkWatcher, Memberships, ReceiveFilter};
 use crate::sys::xsk::{XskSettings, ZeroCopy};
 use crate::sys::{clock, cpu};
+use crate::{ledger, ring};
 
 /// How often the control loop looks at faults, links and the clock.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -55,6 +57,10 @@ pub struct Appliance {
     interfaces: Vec<HostInterface>,
     capture: Arc<CaptureStatus>,
     stores: Vec<Arc<StoreView>>,
+    ledger: Option<Arc<LedgerStatus>>,
+    reload: Option<Reload>,
+    /// There is nothing beside the server of ledgers.
+    only_ledgers: bool,
     sources: Sources,
     control: ControlServer,
     held: Held,
@@ -96,6 +102,11 @@ impl Appliance {
         let stores = plan_stores(config, &doorbells, &mut planned, &mut workers)?;
         let rings = ring::plan::plan(config).map_err(Failure::usage)?;
         workers.extend(rings.workers);
+        let ledger = ledger::plan::plan(config, &doorbells).map_err(Failure::host)?;
+        let ledger = ledger.map(|planned| {
+            workers.extend(planned.workers);
+            (planned.status, planned.reload)
+        });
         let held = hold(config, &interfaces)?;
         let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
         let modes = match attach(&interfaces) {
@@ -105,7 +116,11 @@ impl Appliance {
                 return Err(failure);
             }
         };
-        let (capture, sources) = status(planned, &interfaces, modes, &stores, rings.status);
+        let (capture, mut sources) = status(planned, &interfaces, modes, &stores, rings.status);
+        let (ledger, reload) = ledger.unzip();
+        if let Some(ledger) = &ledger {
+            sources.add(ledger.clone());
+        }
         let control = match ControlServer::start(config.control.listen, sources.clone()) {
             Ok(control) => control,
             Err(what) => {
@@ -115,16 +130,22 @@ impl Appliance {
             }
         };
         launched.go();
+        if let Some(reload) = &reload {
+            reload.warn();
+        }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         Ok(Appliance {
             launched,
             interfaces,
             capture,
             stores,
+            ledger,
+            reload,
+            only_ledgers: config.feeds.is_empty() && config.ring.is_empty(),
             sources,
             control,
             held,
-            drain: config.control.drain.0,
+            drain: drain(config),
             stall: config.control.stall.0,
         })
     }
@@ -145,11 +166,13 @@ impl Appliance {
             self.side_changes(&mut sides);
             match signals.wait(LOOK_EVERY) {
                 Ok(Some(Asked::Stop)) => return Ending::Signal,
-                Ok(Some(Asked::Reload)) => {
-                    tracing::warn!(
-                        "SIGHUP: nothing of the capture job can be reloaded; restart to change its configuration"
-                    );
-                }
+                Ok(Some(Asked::Reload)) => match &self.reload {
+                    Some(reload) => {
+                        tracing::info!("SIGHUP: certificates and tokens are read again; all else needs a restart");
+                        reload.reload();
+                    }
+                    None => tracing::warn!("SIGHUP: nothing can be reloaded; restart to change the configuration"),
+                },
                 Ok(None) => {}
                 Err(error) => return Ending::Fault(format!("waiting for signals: {error}")),
             }
@@ -164,13 +187,25 @@ impl Appliance {
             if end.is_some_and(|end| clock::monotonic_ns() >= end) {
                 return Ending::Time;
             }
-            if self.capture.ended() {
-                return Ending::EndOfInput;
+            if let Some(ended) = self.ended() {
+                return ended;
             }
             if let Some(removed) = links.as_mut().and_then(|links| self.link_events(links)) {
                 return Ending::Fault(removed);
             }
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+    }
+
+    /// Whether every file source has come to its end, or the ledgers' source has failed, or has ended where there is nothing else.
+    fn ended(&self) -> Option<Ending> {
+        let ledger = self.ledger.as_ref().map(|ledger| ledger.fanout.end.get().cloned());
+        match ledger {
+            Some(Some(Err(reason))) => Some(Ending::Fault(format!("ledger.serve: the source failed: {reason}"))),
+            // An ended source is no reason to stop anything else.
+            Some(Some(Ok(()))) if self.only_ledgers || self.capture.ended() => Some(Ending::EndOfInput),
+            Some(_) => None,
+            None => self.capture.ended().then_some(Ending::EndOfInput),
         }
     }
 
@@ -224,6 +259,12 @@ impl Appliance {
         drop(self.stores);
         (status, drained)
     }
+}
+
+/// How long a stage's workers may take to stop: a server of ledgers lets its subscribers have the ledger in flight.
+fn drain(config: &Config) -> Duration {
+    let ledger = config.ledger.serve.as_ref().map_or(Duration::ZERO, |serve| serve.drain.0 + ledger::plan::STOP_EXTRA);
+    config.control.drain.0.max(ledger)
 }
 
 /// Finds cores that make no round. Its time is the control thread's own waking time: while the process is stopped as a

@@ -31,8 +31,10 @@ const LEVEL_MIN: i32 = -7;
 const LEVEL_MAX: i32 = 19;
 /// As the peer's.
 const WORKERS_MAX: usize = 64;
-/// As the protocol of flows (`ledger::flows`, held equal by a test of the ledger job).
+/// As a server shares out and as a client puts together (`ledger::share`, `ledger::merge`, held equal by a test of the ledger
+/// job).
 const FLOWS_MAX: u32 = 64;
+const UPSTREAM_FLOWS_MAX: u32 = 16;
 /// Each subscriber has a descriptor, and the kernel gives a process about a million at most.
 const SUBSCRIBERS_MAX: u32 = 1_000_000;
 /// Longest pace: a ledger a day is none.
@@ -370,7 +372,7 @@ fn check_follow(serve: &LedgerServe, findings: &mut Findings) {
     if serve.renumber == Some(true) {
         findings.add(key("renumber"), "is true, but a relay passes ledgers on as they are: leave it out");
     }
-    range(findings, key("upstream_flows"), serve.upstream_flows, 1, FLOWS_MAX);
+    range(findings, key("upstream_flows"), serve.upstream_flows, 1, UPSTREAM_FLOWS_MAX);
 }
 
 fn is_blank(path: Option<&Path>) -> bool {
@@ -633,8 +635,8 @@ mod tests {
                 "renumber: is true, but a relay passes ledgers on as they are: leave it out",
             ),
             (
-                "source = \"follow\"\nupstream = \"ws://a\"\nupstream_flows = 65",
-                "upstream_flows: is 65, but must be from 1 to 64",
+                "source = \"follow\"\nupstream = \"ws://a\"\nupstream_flows = 17",
+                "upstream_flows: is 17, but must be from 1 to 16",
             ),
         ];
         for (lines, finding) in table {

@@ -38,6 +38,9 @@ pub const ARCHIVE_TAGS: u64 = 64;
 const OPERATION_TAG: u64 = 0;
 const CLOSE_TAG: u64 = ARCHIVE_TAGS - 1;
 
+/// Bytes of a ledger that are hashed in one turn before it is written: a chunk, some 15 µs.
+const HASH_BYTES: u64 = 256 << 10;
+
 /// The source of an imported directory: whatever source serves the same network may go on with it, because a network has one history.
 pub const IMPORTED: &str = "import";
 
@@ -45,6 +48,12 @@ impl Frozen for Encoded {
     fn bytes(&self) -> &[u8] {
         self.frame()
     }
+}
+
+/// A network as it is kept and announced: the first 8 bytes of the SHA-256 of its passphrase.
+pub fn network_of(passphrase: &str) -> [u8; 8] {
+    use sha2::{Digest, Sha256};
+    *Sha256::digest(passphrase.as_bytes()).first_chunk().expect("a digest is longer")
 }
 
 /// How a directory is opened.
@@ -243,8 +252,10 @@ impl Archive {
     /// Begins what there is to do; how much that was. What was queued reaches the kernel with the ring's next submit.
     pub fn turn(&mut self, port: &mut ArchivePort<'_>) -> usize {
         let mut count = 0;
-        // Asked while an operation is under way as well: the keeper then gives none, and lets go of what has left retention.
-        if let Some(op) = self.keeper.poll(port.hub, port.now) {
+        // The keeper is asked while an operation is under way as well: it then gives none, and lets go of what has left retention.
+        if self.operation.is_none() && self.keeper.prepare(port.hub, HASH_BYTES) {
+            count += 1;
+        } else if let Some(op) = self.keeper.poll(port.hub, port.now) {
             self.operation = Some(Operation::new(op, &mut self.segments));
             self.step(port);
             count += 1;

@@ -17,6 +17,23 @@ pub struct Limits {
     pub ledger_bytes_max: u64,
 }
 
+impl Limits {
+    /// Limits as options state them. Bytes of a ledger: negative is none, 0 the protocol's. Bytes of a chunk: negative is none, 0 the
+    /// protocol's; what is larger than a length can be is that.
+    pub fn of_options(ledger_bytes: i64, chunk_bytes: i64) -> Limits {
+        let ledger_bytes_max = match ledger_bytes {
+            0 => LEDGER_BYTES_MAX,
+            bytes => u64::try_from(bytes).unwrap_or(u64::MAX),
+        };
+        let chunk_bytes_max = match chunk_bytes {
+            0 => CHUNK_BYTES_MAX,
+            ..0 => usize::MAX,
+            bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
+        };
+        Limits { chunk_bytes_max, ledger_bytes_max }
+    }
+}
+
 impl Default for Limits {
     /// The protocol's own limits.
     fn default() -> Limits {
@@ -351,6 +368,13 @@ impl Assembler {
         })
     }
 
+    /// Gives the buffer away whose first bytes are the ledger that the last message completed, and puts `other` in its place;
+    /// [`Assembler::verified`] lends nothing from then on.
+    pub fn exchange(&mut self, other: Vec<u8>) -> Vec<u8> {
+        self.verified = None;
+        std::mem::replace(&mut self.buffer, other)
+    }
+
     fn begin(&mut self, begin: Begin) -> Result<(), StreamError> {
         let found = begin.sequence;
         match &self.flow {
@@ -470,6 +494,32 @@ mod tests {
     use super::*;
     use crate::wire::ledger::LEDGER_BYTES_MAX;
     use xxhash_rust::xxh64::xxh64;
+
+    #[test]
+    fn limits_are_read_as_the_peers_options() {
+        let limits = |ledger, chunk| {
+            let limits = Limits::of_options(ledger, chunk);
+            (limits.ledger_bytes_max, limits.chunk_bytes_max)
+        };
+        assert_eq!(limits(0, 0), (LEDGER_BYTES_MAX, CHUNK_BYTES_MAX));
+        assert_eq!(limits(-1, -1), (u64::MAX, usize::MAX));
+        assert_eq!(limits(i64::MIN, i64::MIN), (u64::MAX, usize::MAX));
+        assert_eq!(limits(7, 9), (7, 9));
+        assert_eq!(crate::wire::ledger::message_bytes_max(limits(1, i64::MAX).1), i64::MAX as usize);
+    }
+
+    #[test]
+    fn a_buffer_is_given_away_for_another() {
+        let mut assembler = assembler(1, None);
+        for sequence in 1..=2 {
+            assembler.push(&begin(sequence)).expect("begins");
+            assembler.push(&chunk(sequence, 0, Codec::Raw, &[sequence as u8; 100])).expect("fits");
+            let end = End { sequence, chunks: 1, bytes: 100, emit_end_ns: 0, xxh64: xxh64(&[sequence as u8; 100], 0) };
+            assert!(assembler.push(&end.encode()).expect("verified"));
+            assert_eq!(&assembler.exchange(vec![9; 5])[..100], [sequence as u8; 100]);
+            assert_eq!(assembler.verified(), None);
+        }
+    }
 
     fn assembler(start: u32, end: Option<u32>) -> Assembler {
         Assembler::new(Range::new(start, end).expect("a range"), Limits::default()).expect("zstd")

@@ -423,6 +423,11 @@ impl Client {
         self.assembler.verified()
     }
 
+    /// Gives the buffer of that ledger away: see [`Assembler::exchange`].
+    pub fn exchange(&mut self, other: Vec<u8>) -> Vec<u8> {
+        self.assembler.exchange(other)
+    }
+
     /// The only connection ended. `Ok`: nothing is missing.
     ///
     /// # Errors

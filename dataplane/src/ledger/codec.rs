@@ -69,10 +69,11 @@ pub fn choose(policy: Policy, level: i32, situation: &Situation) -> Choice {
 const SLACK_TIMES: (u64, u64) = (3, 2);
 
 /// Whether the links can take ledgers as they are: somebody follows live, and the slowest of those is known to take bytes more
-/// than 1.5 times as fast as the source gives them. Rates in bytes/s; 0 is not known.
-pub fn has_slack(live_subscribers: u64, slowest_rate: u64, source_rate: u64) -> bool {
+/// than 1.5 times as fast as the source gives them. Rates in bytes/s; the source's is 0 before its first ledger.
+pub fn has_slack(live_subscribers: u32, slowest_rate: Option<u64>, source_rate: u64) -> bool {
     let (times, of) = SLACK_TIMES;
-    live_subscribers > 0 && source_rate > 0 && slowest_rate / times > source_rate / of
+    let wide = |slowest: u64| slowest / times > source_rate / of;
+    live_subscribers > 0 && source_rate > 0 && slowest_rate.is_some_and(wide)
 }
 
 /// Ledgers whose rates are remembered.
@@ -154,14 +155,14 @@ mod tests {
     #[test]
     fn slack_is_a_known_link_half_as_fast_again_as_the_source() {
         for (live, slowest, source, slack) in [
-            (1, 3_100, 2_000, true),
-            (1, 2_990, 2_000, false),
-            (0, u64::MAX, 1, false),
-            (5, 0, 2_000, false),
-            (5, u64::MAX, 0, false),
-            (1, u64::MAX, u64::MAX, false),
+            (1, Some(3_100), 2_000, true),
+            (1, Some(2_990), 2_000, false),
+            (0, Some(u64::MAX), 1, false),
+            (5, None, 2_000, false),
+            (5, Some(u64::MAX), 0, false),
+            (1, Some(u64::MAX), u64::MAX, false),
         ] {
-            assert_eq!(has_slack(live, slowest, source), slack, "{live} at {slowest} of {source}");
+            assert_eq!(has_slack(live, slowest, source), slack, "{live} at {slowest:?} of {source}");
         }
     }
 
@@ -197,13 +198,14 @@ mod tests {
         sizes.push(LEDGER - sizes.iter().sum::<u64>());
         let (mut now, mut encoder_free, mut raw, mut came) = (0, 0, 0, 0);
         let mut queue = std::collections::VecDeque::new();
-        let mut next = 0;
+        let (mut next, mut under_way) = (0, 0);
         while next < sizes.len() || !queue.is_empty() {
             let before = now;
             while next < sizes.len() && WINDOW * (came + sizes[next]) / LEDGER <= now {
                 came += sizes[next];
                 now += READ * sizes[next] / CHUNK;
-                let waiting_bytes = queue.iter().map(|(bytes, _)| bytes).sum();
+                let at_work = if encoder_free > now { under_way } else { 0 };
+                let waiting_bytes = at_work + queue.iter().map(|(bytes, _)| bytes).sum::<u64>();
                 let situation =
                     Situation { waiting_bytes, chunk_bytes: CHUNK, left_bytes: Some(LEDGER - came), slack: false };
                 match choose(Policy::Auto, 1, &situation) {
@@ -219,7 +221,7 @@ mod tests {
                 let cost =
                     costs[[1, -1, -3, -5].iter().position(|known| *known == level).expect("known")] * bytes / CHUNK;
                 if own_core {
-                    encoder_free = now + cost;
+                    (encoder_free, under_way) = (now + cost, bytes);
                 } else {
                     now += cost;
                 }
@@ -237,7 +239,7 @@ mod tests {
         let (tail, raw) = tail_us(real, false);
         assert!(tail <= 450 && raw <= 6, "one core: {tail} µs, {raw} raw");
         let (tail, raw) = tail_us(real, true);
-        assert!(tail <= 200 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
+        assert!(tail <= 250 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
         let (tail, raw) = tail_us([66, 54, 38, 35], false);
         assert!(tail <= 100 && raw == 0, "synthetic: {tail} µs, {raw} raw");
     }

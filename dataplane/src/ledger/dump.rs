@@ -1,7 +1,7 @@
 //! A dump: a directory with one file for each ledger, `ledger-<sequence>.xdr`, raw (the layout of the peer's retention).
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::wire::ledger::{LEDGER_BYTES_MAX, SEQUENCE_MAX};
@@ -79,12 +79,34 @@ pub fn bounds(directory: &Path) -> Result<(u32, u32), DumpError> {
 /// # Errors
 /// The file's; one over the protocol's limit.
 pub fn read(directory: &Path, sequence: u32) -> Result<Vec<u8>, DumpError> {
+    let mut ledger = Vec::new();
+    read_into(directory, sequence, &mut ledger)?;
+    Ok(ledger)
+}
+
+/// Reads a ledger of a dump over `ledger`, whose memory is used again.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_into(directory: &Path, sequence: u32, ledger: &mut Vec<u8>) -> Result<(), DumpError> {
+    let path = directory.join(file_name(sequence));
+    let bytes = length(directory, sequence)?;
+    ledger.clear();
+    ledger.reserve(bytes as usize);
+    // A file that grows meanwhile is read no further than what is too much.
+    let mut file = File::open(&path).map_err(at(&path))?.take(LEDGER_BYTES_MAX + 1);
+    let bytes = file.read_to_end(ledger).map_err(at(&path))? as u64;
+    if bytes > LEDGER_BYTES_MAX { Err(DumpError::TooLong { path, bytes }) } else { Ok(()) }
+}
+
+/// The length of a ledger of a dump.
+///
+/// # Errors
+/// The file's; one over the protocol's limit.
+pub fn length(directory: &Path, sequence: u32) -> Result<u64, DumpError> {
     let path = directory.join(file_name(sequence));
     let bytes = fs::metadata(&path).map_err(at(&path))?.len();
-    if bytes > LEDGER_BYTES_MAX {
-        return Err(DumpError::TooLong { path, bytes });
-    }
-    fs::read(&path).map_err(at(&path))
+    if bytes > LEDGER_BYTES_MAX { Err(DumpError::TooLong { path, bytes }) } else { Ok(bytes) }
 }
 
 /// Writes ledgers into a directory. A ledger is on the disk before it has its name, so that no file is ever cut short.

@@ -6,12 +6,13 @@ use super::compress::Packer;
 use super::event::Job;
 use super::message::Encoded;
 use super::pool::Pool;
-use super::source_counters::EncodeCounter;
 use super::source_worker::Emitting;
+use super::stats::EncodeCounter;
 use crate::runtime::link::{LinkReceiver, LinkSender};
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::CounterWriter;
 use crate::units::NANOS_PER_MILLI;
+use crate::wire::ledger::{CHUNK_HEADER_BYTES, Codec};
 
 /// How soon an encoder whose link is full looks again: the fan-out does not ring when it takes.
 const LOOK_AGAIN_NS: i64 = NANOS_PER_MILLI;
@@ -62,6 +63,8 @@ impl EncodeWorker {
         let counters = &mut self.parts.counters;
         counters.add(EncodeCounter::RawBytes, message.raw_bytes() as u64);
         counters.add(EncodeCounter::PackedBytes, message.frame().len() as u64);
+        let codec = message.message()[CHUNK_HEADER_BYTES - 1];
+        counters.add(EncodeCounter::Unpacked, u64::from(codec == Codec::Raw as u8));
         message
     }
 

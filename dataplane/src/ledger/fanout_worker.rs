@@ -8,12 +8,14 @@ use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::archive::{ARCHIVE_TAGS, Archive, ArchivePort};
 use super::event::Item;
-use super::fanout::{Audience, Context};
+use super::fanout::{ARCHIVE, Audience, Context};
 pub use super::fanout::{AudienceSettings, GateLimits, TokenCheck};
-use super::hub::{Hub, Outcome};
+use super::hub::{Hub, Outcome, Stored};
 use super::load::Load;
 use super::message::Encoded;
+use super::retention::{Facts, run_parts};
 use super::stats::{FanoutBooks, FanoutCounter};
 use crate::runtime::link::LinkReceiver;
 use crate::runtime::worker::{Turn, Worker};
@@ -23,6 +25,8 @@ use crate::wire::ledger::{Begin, End};
 
 /// Items of the order that are taken in one turn: a ledger of 14.5 MiB has 60, and what is published goes out in the same turn.
 const ITEMS_PER_TURN: usize = 64;
+/// How long writes to the disk are put off for what is live: longer than a ledger's emission, and short beside its cadence.
+const WRITE_DELAY_NS_MAX: i64 = 50 * NANOS_PER_MILLI;
 /// How often counters are shown.
 const SHOW_NS: i64 = 20 * NANOS_PER_MILLI;
 /// How long an address that is in use is asked for again: a killed process's io_uring gives its sockets back some time after the
@@ -56,10 +60,15 @@ pub struct FanoutParts {
     pub encoders: Vec<LinkReceiver<Encoded>>,
     /// How it works.
     pub settings: FanoutSettings,
-    /// The run as it is announced.
+    /// The run as it is announced, where nothing is kept on disk.
     pub run: String,
+    /// Where ledgers are kept, and what is there; `None`: they are kept in memory, as far as the backlog goes.
+    pub archive: Option<(Archive, Vec<Stored>)>,
     /// Whether a token is good; `None`: none is needed.
     pub tokens: Option<TokenCheck>,
+    /// The certificate; `None`: connections are plain.
+    #[cfg(feature = "ledger-tls")]
+    pub tls: Option<super::tls::TlsServer>,
     /// What the source's side is told.
     pub load: Arc<Load>,
     /// Its counters.
@@ -70,6 +79,10 @@ pub struct FanoutParts {
 pub struct FanoutWorker {
     parts: FanoutParts,
     hub: Hub,
+    archive: Option<Archive>,
+    /// When the archive had its last turn.
+    archive_ns: i64,
+    draining: bool,
     audience: Option<Audience>,
     /// The encoder whose message is the order's next.
     awaited: Option<usize>,
@@ -83,15 +96,24 @@ pub struct FanoutWorker {
     /// When the worker was stopped, or the source ended.
     stopping: Option<i64>,
     finished: Option<i64>,
+    /// END is stamped here and not by the source.
+    stamps_drained: bool,
     now: i64,
 }
 
 impl FanoutWorker {
     /// A worker that is not started.
-    pub fn new(parts: FanoutParts) -> FanoutWorker {
+    pub fn new(mut parts: FanoutParts) -> FanoutWorker {
+        let (archive, stored) = parts.archive.take().unzip();
+        if let Some(archive) = &archive {
+            parts.run = archive.run().to_string();
+        }
         FanoutWorker {
             parts,
-            hub: Hub::default(),
+            hub: Hub::new(&stored.unwrap_or_default()),
+            archive,
+            archive_ns: 0,
+            draining: false,
             audience: None,
             awaited: None,
             begun: false,
@@ -100,8 +122,15 @@ impl FanoutWorker {
             show_at: 0,
             stopping: None,
             finished: None,
+            stamps_drained: false,
             now: 0,
         }
+    }
+
+    /// Stamps END when everything of its ledger has come from the encoders, as the peer does, for a measurement beside it.
+    pub fn stamping_drained(mut self) -> FanoutWorker {
+        self.stamps_drained = true;
+        self
     }
 
     /// Takes what the source's side has for it, as far as a turn goes, and to the end of a ledger at most; how many items. An end
@@ -140,6 +169,7 @@ impl FanoutWorker {
                 assert!(encoder < self.parts.encoders.len(), "the order names encoder {encoder}, which there is not");
                 self.awaited = Some(encoder);
             }
+            Item::End(end) if self.stamps_drained => self.held = Some(End { emit_end_ns: clock::utc_ns(), ..end }),
             Item::End(end) => self.held = Some(end),
             Item::Run(run) => self.change_run(run),
             Item::Finished(outcome, reason) => self.finish_source(outcome, reason),
@@ -148,19 +178,26 @@ impl FanoutWorker {
 
     fn begin(&mut self, begin: &Begin) {
         self.begun = true;
-        match self.hub.open_sequence() {
-            Some(open) if open == begin.sequence => self.hub.begin_again(begin),
-            open => {
-                if let Some(open) = open {
-                    tracing::warn!(open, next = begin.sequence, "a ledger begins inside another: retention is reset");
-                    self.hub.reset();
-                }
-                let latest = self.hub.bounds().1;
-                if self.hub.begin(begin) {
-                    tracing::warn!(latest, next = begin.sequence, "the source does not go on: retention is reset");
-                }
-            }
+        let open = self.hub.open_sequence();
+        if open == Some(begin.sequence) {
+            return self.hub.begin_again(begin);
         }
+        if open.is_some() || self.hub.would_reset(begin.sequence) {
+            let latest = self.hub.bounds().1;
+            tracing::warn!(latest, open, next = begin.sequence, "the source does not go on: retention is reset");
+            self.reset(None, None, begin.sequence);
+        }
+        self.hub.begin(begin);
+    }
+
+    /// What is kept cannot be joined with what follows: another run begins.
+    fn reset(&mut self, id: Option<[u8; 16]>, network: Option<[u8; 8]>, start: u32) {
+        self.hub.reset();
+        if let Some(archive) = &mut self.archive {
+            archive.reset(id, network, start);
+            self.parts.run = archive.run().to_string();
+        }
+        self.tell_run();
     }
 
     fn chunk(&mut self, message: Encoded) {
@@ -173,7 +210,12 @@ impl FanoutWorker {
     }
 
     fn end(&mut self, end: &End) {
-        self.hub.end(end);
+        let replay = self.hub.end(end);
+        if let Some(archive) = &mut self.archive {
+            let completed_ns = if end.emit_end_ns > 0 { end.emit_end_ns } else { clock::utc_ns() };
+            let facts = Facts { sequence: end.sequence, raw_bytes: end.bytes, xxh64: end.xxh64, completed_ns };
+            archive.offer(facts, replay);
+        }
         if let Some(audience) = &mut self.audience {
             audience.counters.ledgers += 1;
             let (live, slowest) = audience.live(&self.hub);
@@ -184,8 +226,13 @@ impl FanoutWorker {
     }
 
     fn change_run(&mut self, run: String) {
-        if run != self.parts.run {
-            self.hub.reset();
+        if run == self.parts.run {
+            return;
+        }
+        let parts = run_parts(&run);
+        tracing::info!(before = self.parts.run, now = run, "the source is another run: retention is reset");
+        self.reset(parts.map(|parts| parts.0), parts.map(|parts| parts.1), 0);
+        if self.archive.is_none() || parts.is_none() {
             self.parts.run = run;
             self.tell_run();
         }
@@ -217,6 +264,13 @@ impl FanoutWorker {
         if cut {
             self.hub.cut();
         }
+        let taken = self.parts.order.is_empty() && self.awaited.is_none() && self.held.is_none();
+        if taken
+            && !std::mem::replace(&mut self.draining, true)
+            && let Some(archive) = &mut self.archive
+        {
+            archive.drain();
+        }
         if self.finished.is_some() && self.is_wound_up(since) {
             let _ = self.parts.books.end.set(self.failure.clone().map_or(Ok(()), Err));
         }
@@ -227,7 +281,9 @@ impl FanoutWorker {
     fn is_wound_up(&self, since: i64) -> bool {
         let settings = &self.parts.settings;
         let longest = settings.drain_ns + settings.audience.time.close_ns;
-        self.audience.as_ref().is_none_or(Audience::is_empty) || self.now - since > longest
+        let gone = self.audience.as_ref().is_none_or(Audience::is_empty);
+        let written = self.draining && self.archive.as_ref().is_none_or(Archive::is_drained);
+        gone && written || self.now - since > longest
     }
 
     /// Gives subscribers what there is for them.
@@ -238,6 +294,31 @@ impl FanoutWorker {
         let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
         let sends = audience.poll(&mut cx, changed);
         sends + usize::from(audience.has_ready())
+    }
+
+    /// Gives the archive its turn, and its reads to who wants them. Writes are put off while something live is on its way.
+    fn look_after_archive(&mut self, turn: &mut Turn<'_>, published: bool) -> usize {
+        let (Some(archive), Some(audience)) = (&mut self.archive, &mut self.audience) else { return 0 };
+        let (base, now) = (turn.user_data(0), turn.now);
+        let tag = base | ARCHIVE;
+        let mut port = ArchivePort { ring: turn.ring, hub: &mut self.hub, tag, now, utc_ns: clock::utc_ns() };
+        let mut work = 0;
+        let busy = published || audience.is_sending_live();
+        if !busy || now - self.archive_ns > WRITE_DELAY_NS_MAX {
+            self.archive_ns = now;
+            work += archive.turn(&mut port);
+        }
+        while let Some((at, stored, frame)) = audience.next_wanted() {
+            if let Some(read) = archive.read(&mut port, stored, frame, u64::from(at)) {
+                audience.read(at as usize, read, now);
+            }
+            work += 1;
+        }
+        while let Some((waiter, read)) = archive.next_read() {
+            audience.read(waiter as usize, read, now);
+            work += 1;
+        }
+        work
     }
 
     fn show(&mut self) {
@@ -252,6 +333,15 @@ impl FanoutWorker {
         counters.unwritten_dropped = counted.unwritten_dropped;
         counters.resets = counted.resets;
         counters.restarts = counted.restarts;
+        if let Some(archive) = &self.archive {
+            let (written, read) = (archive.counters(), archive.read_counters());
+            counters.durable = archive.durable().map_or(0, u64::from);
+            (counters.written, counters.written_bytes) = (written.written, written.bytes);
+            (counters.passed_over, counters.no_space) = (written.passed_over, written.no_space);
+            (counters.disk_failed, counters.deleted_segments) = (written.failed, written.deleted);
+            (counters.replay_reads, counters.replay_bytes) = (read.done, read.bytes);
+            (counters.damaged_reads, counters.lost_ledgers) = (read.again, read.lost);
+        }
         FanoutCounter::write(&mut self.parts.books.counters, counters);
     }
 
@@ -289,7 +379,12 @@ impl Worker for FanoutWorker {
         let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("listen: {error}"))?;
         let seed = random::bytes::<8>().map_err(|error| format!("random bytes: {error}"))?;
         let settings = self.parts.settings.audience;
-        self.audience = Some(Audience::new(settings, self.parts.tokens.take(), listener, u64::from_ne_bytes(seed)));
+        let tokens = self.parts.tokens.take();
+        #[cfg(feature = "ledger-tls")]
+        let tls = self.parts.tls.take();
+        #[cfg(not(feature = "ledger-tls"))]
+        let tls = None;
+        self.audience = Some(Audience::new(settings, tokens, tls, listener, u64::from_ne_bytes(seed)));
         let _ = self.parts.books.address.set(address);
         self.tell_run();
         self.turn(turn);
@@ -305,6 +400,7 @@ impl Worker for FanoutWorker {
             work += self.publish();
             work += self.serve(turn, true);
         }
+        work += self.look_after_archive(turn, changed);
         let base = turn.user_data(0);
         let Some(audience) = &mut self.audience else { return work };
         let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
@@ -318,6 +414,13 @@ impl Worker for FanoutWorker {
 
     fn complete(&mut self, turn: &mut Turn<'_>, tag: u64, result: i32) {
         let base = turn.user_data(0);
+        if let Some(archive) = &mut self.archive
+            && let Some(of_archive) = tag.checked_sub(ARCHIVE).filter(|&tag| tag < ARCHIVE_TAGS)
+        {
+            let (hub, now, utc_ns) = (&mut self.hub, turn.now, clock::utc_ns());
+            let mut port = ArchivePort { ring: turn.ring, hub, tag: base | ARCHIVE, now, utc_ns };
+            return archive.complete(&mut port, of_archive, result);
+        }
         let Some(audience) = &mut self.audience else { return };
         let mut cx = Context { ring: turn.ring, base, hub: &mut self.hub, run: &self.parts.run, now: turn.now };
         audience.complete(&mut cx, tag, result);
@@ -329,7 +432,9 @@ impl Worker for FanoutWorker {
     }
 
     fn deadline(&self) -> Option<i64> {
-        self.audience.as_ref().and_then(Audience::deadline)
+        let of_archive = self.archive.as_ref().and_then(Archive::deadline);
+        let of_audience = self.audience.as_ref().and_then(Audience::deadline);
+        [of_archive, of_audience].into_iter().flatten().min()
     }
 
     fn stop(&mut self, turn: &mut Turn<'_>) {

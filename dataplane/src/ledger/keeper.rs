@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::hub::{Hub, Kept, Replay, Stored};
-use super::retention::{self, Bounds, Facts, Record, Run, SEGMENT_HEADER_BYTES, Segment, SegmentHeader};
+use super::retention::{self, Bounds, Facts, FrameCheck, Record, Run, SEGMENT_HEADER_BYTES, Segment, SegmentHeader};
 
 /// Most segments that a full retention by count is spread over: what retention keeps too long is at most one of them.
 const SEGMENTS_WANTED: u32 = 16;
@@ -136,6 +136,31 @@ struct Open {
     left: bool,
 }
 
+/// A ledger that is to be written.
+#[derive(Debug)]
+struct Waiting {
+    facts: Facts,
+    frames: Replay,
+    /// Of its first frames, as many as were hashed ahead.
+    checks: Vec<FrameCheck>,
+}
+
+impl Waiting {
+    /// Hashes frames until `bytes_max` are over; whether there was any to hash.
+    fn hash(&mut self, bytes_max: u64) -> bool {
+        let begun = self.checks.len();
+        let mut bytes = 0;
+        for frame in &self.frames[begun..] {
+            if bytes >= bytes_max {
+                break;
+            }
+            bytes += frame.frame().len() as u64;
+            self.checks.push(FrameCheck::of(frame.frame()));
+        }
+        self.checks.len() > begun
+    }
+}
+
 #[derive(Debug)]
 enum InFlight {
     Create(u64),
@@ -149,7 +174,7 @@ enum InFlight {
 pub struct Keeper {
     settings: KeeperSettings,
     run: Run,
-    queue: VecDeque<(Facts, Replay)>,
+    queue: VecDeque<Waiting>,
     known: VecDeque<Known>,
     open: Option<Open>,
     doomed: VecDeque<u64>,
@@ -236,7 +261,18 @@ impl Keeper {
 
     /// A completed ledger: what [`Hub::end`] gave back, and what is known of it.
     pub fn offer(&mut self, facts: Facts, frames: Replay) {
-        self.queue.push_back((facts, frames));
+        let checks = Vec::with_capacity(frames.len());
+        self.queue.push_back(Waiting { facts, frames, checks });
+    }
+
+    /// Hashes some frames of the ledger that is written next, so that no single call hashes all of it: 15 MB are most of a
+    /// millisecond. Whether there was something to do; [`Keeper::poll`] does what is left.
+    pub fn prepare(&mut self, hub: &Hub, bytes_max: u64) -> bool {
+        if self.in_flight.is_some() {
+            return false;
+        }
+        self.pass_over(hub);
+        self.queue.front_mut().is_some_and(|waiting| waiting.hash(bytes_max))
     }
 
     /// The source did not go on with what was kept ([`Hub::begin`] says so): all of it goes, and another run begins.
@@ -314,7 +350,7 @@ impl Keeper {
             return Some(Op::Delete { segment });
         }
         if let Some(open) = &self.open {
-            let full = self.queue.front().is_some_and(|(facts, frames)| self.is_full(open, facts, frames));
+            let full = self.queue.front().is_some_and(|next| self.is_full(open, &next.facts, &next.frames));
             let ends = full || open.left || self.draining && self.queue.is_empty();
             let due = open.dirty_since_ns.is_some_and(|since| match self.settings.sync {
                 SyncPolicy::EveryLedger => true,
@@ -329,7 +365,7 @@ impl Keeper {
                 return Some(self.seal());
             }
         }
-        let (facts, frames) = self.queue.front()?;
+        let waiting = self.queue.front_mut()?;
         let Some(open) = &self.open else {
             let segment = self.next_number;
             self.next_number += 1;
@@ -337,8 +373,9 @@ impl Keeper {
             let header = SegmentHeader { number: segment, run: self.run.clone() }.encode();
             return Some(Op::Create { segment, header });
         };
-        let (record, head) = retention::record(*facts, frames, open.number, open.end);
-        let op = Op::Write { segment: open.number, offset: open.end, head, frames: frames.clone() };
+        waiting.hash(u64::MAX);
+        let (record, head) = retention::record(waiting.facts, &waiting.checks, open.number, open.end);
+        let op = Op::Write { segment: open.number, offset: open.end, head, frames: waiting.frames.clone() };
         self.in_flight = Some(InFlight::Write(Box::new(record)));
         Some(op)
     }
@@ -432,8 +469,8 @@ impl Keeper {
     fn pass_over(&mut self, hub: &Hub) {
         // The one that is being written leaves when that is done.
         let first = usize::from(matches!(self.in_flight, Some(InFlight::Write(_)))).min(self.queue.len());
-        while let Some((facts, _)) = self.queue.get(first)
-            && !matches!(hub.kept(facts.sequence), Some(Kept::Memory(_)))
+        while let Some(waiting) = self.queue.get(first)
+            && !matches!(hub.kept(waiting.facts.sequence), Some(Kept::Memory(_)))
         {
             self.queue.remove(first);
             self.counters.passed_over += 1;

@@ -7,6 +7,8 @@
 pub mod archive;
 pub mod assemble;
 #[cfg(feature = "ledger")]
+pub mod bearer;
+#[cfg(feature = "ledger")]
 pub mod bench;
 #[cfg(feature = "ledger")]
 pub mod chunker;
@@ -22,6 +24,8 @@ pub mod encode_worker;
 #[cfg(feature = "ledger")]
 pub mod event;
 #[cfg(feature = "ledger")]
+pub mod export;
+#[cfg(feature = "ledger")]
 mod fanout;
 #[cfg(feature = "ledger")]
 pub mod fanout_worker;
@@ -29,7 +33,13 @@ pub mod fanout_worker;
 pub mod files;
 pub mod follow;
 #[cfg(feature = "ledger")]
+pub mod galexie;
+#[cfg(feature = "ledger")]
+pub mod header;
+#[cfg(feature = "ledger")]
 pub mod hub;
+#[cfg(feature = "ledger")]
+pub mod import;
 #[cfg(feature = "ledger")]
 pub mod keeper;
 pub mod line;
@@ -42,6 +52,10 @@ pub mod message;
 pub mod order;
 #[cfg(feature = "ledger")]
 pub mod pacing;
+#[cfg(feature = "ledger")]
+pub mod place;
+#[cfg(feature = "ledger")]
+pub mod plan;
 #[cfg(feature = "ledger")]
 pub mod pool;
 pub mod query;
@@ -57,13 +71,15 @@ pub mod session;
 #[cfg(feature = "ledger")]
 pub mod share;
 #[cfg(feature = "ledger")]
-pub mod source;
+mod socket;
 #[cfg(feature = "ledger")]
-pub mod source_counters;
+pub mod source;
 #[cfg(feature = "ledger")]
 pub mod source_worker;
 #[cfg(feature = "ledger")]
 pub mod stats;
+#[cfg(feature = "ledger-async")]
+pub mod stream;
 #[cfg(feature = "ledger")]
 pub mod synthetic;
 #[cfg(all(feature = "ledger", feature = "ledger-tls"))]
@@ -72,6 +88,8 @@ pub mod tls;
 pub mod tokens;
 pub mod unpack;
 pub mod url;
+#[cfg(feature = "check-xdr")]
+pub mod xdr;
 
 #[cfg(all(test, feature = "ledger"))]
 mod stream_tests;

@@ -17,10 +17,11 @@ use super::hub::Outcome;
 use super::message::{Encoded, HEADROOM};
 use super::pool::{Buffer, Pool};
 use super::query::Range;
+use super::stats::RelayCounter;
 use super::url::Url;
 use crate::runtime::link::LinkSender;
 use crate::runtime::worker::{Turn, Worker};
-use crate::sync::counters::{CounterIndex, CounterWriter};
+use crate::sync::counters::CounterWriter;
 use crate::sys::resolve::Resolver;
 use crate::sys::{random, tcp};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
@@ -43,43 +44,6 @@ const RECEIVE: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
 const CANCEL: u64 = 4 << 40;
 const KIND: u64 = 0xFF << 40;
-
-/// What a relay counts and shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RelayCounter {
-    /// Ledgers that were verified and passed on whole.
-    Ledgers,
-    /// Bytes of their chunks as they came.
-    PackedBytes,
-    /// Bytes of the ledgers.
-    Bytes,
-    /// Chunks that were passed on.
-    Chunks,
-    /// Ledgers that the upstream began again.
-    BegunAgain,
-    /// Connections that stood.
-    Connections,
-    /// Attempts at a connection that came to nothing, and connections that were lost.
-    Failures,
-    /// Times that the upstream did not have the next ledger any more, so that some are missing here.
-    Gaps,
-    /// Times that the upstream's run was another one.
-    Runs,
-    /// The last ledger that was passed on whole; a gauge.
-    Last,
-    /// 1 while the upstream streams; a gauge.
-    Connected,
-    /// Connections that the ledger's chunks are shared out to; a gauge.
-    Flows,
-}
-
-impl CounterIndex for RelayCounter {
-    const COUNT: usize = 12;
-
-    fn index(self) -> usize {
-        self as usize
-    }
-}
 
 /// What a relay is made of.
 pub struct RelayParts {
@@ -306,8 +270,8 @@ impl RelayWorker {
                 if self.client.is_streaming() && !self.greeted {
                     return Ok(None);
                 }
-                let RelayParts { order, pool, counters, .. } = &mut self.parts;
-                self.client.message(&mut |message| forward(order, pool, counters, message)).map(Some)
+                let RelayParts { order, pool, .. } = &mut self.parts;
+                self.client.message(&mut |message| forward(order, pool, message)).map(Some)
             });
             match step {
                 Ok(None) => self.greet(turn),
@@ -336,6 +300,7 @@ impl RelayWorker {
                 }
             }
         }
+        self.parts.counters.add(RelayCounter::Waits, u64::from(!self.has_room()));
         (taken, false)
     }
 
@@ -380,10 +345,9 @@ impl RelayWorker {
         let Some(ledger) = self.client.ledger() else { return };
         let counters = &mut self.parts.counters;
         counters.add(RelayCounter::Ledgers, 1);
-        counters.add(RelayCounter::Bytes, ledger.bytes.len() as u64);
-        counters.add(RelayCounter::PackedBytes, ledger.packed_bytes);
-        counters.add(RelayCounter::BegunAgain, u64::from(ledger.discarded_partials));
-        counters.set(RelayCounter::Last, u64::from(ledger.sequence));
+        counters.add(RelayCounter::Bytes, ledger.packed_bytes);
+        counters.add(RelayCounter::Restarts, u64::from(ledger.discarded_partials));
+        counters.set(RelayCounter::Latest, u64::from(ledger.sequence));
     }
 
     /// From here on the ledgers are of another run, or do not go on with what was passed on. The link has room (looked at).
@@ -453,7 +417,7 @@ impl RelayWorker {
 
     /// No connection, or none any more: the next one is tried after a pause that grows.
     fn lost(&mut self, turn: &mut Turn<'_>, what: &str) {
-        self.parts.counters.add(RelayCounter::Failures, 1);
+        self.parts.counters.add(RelayCounter::Disconnects, 1);
         if !std::mem::replace(&mut self.failure_told, true) {
             tracing::warn!(relay = self.parts.name, upstream = %self.parts.url, what, "no connection to the upstream; it is tried again");
         }
@@ -672,18 +636,10 @@ fn client(parts: &RelayParts, start: u32) -> Result<Client, String> {
 }
 
 /// Passes a message on as it is. The link has room, which was looked at.
-fn forward(
-    order: &mut LinkSender<Item>,
-    pool: &Pool,
-    counters: &mut CounterWriter<RelayCounter>,
-    message: &Message<'_>,
-) {
+fn forward(order: &mut LinkSender<Item>, pool: &Pool, message: &Message<'_>) {
     let item = match message {
         Message::Begin(begin) => Item::Begin(*begin),
-        Message::Chunk(header, payload) => {
-            counters.add(RelayCounter::Chunks, 1);
-            Item::Message(shared(pool, *header, payload))
-        }
+        Message::Chunk(header, payload) => Item::Message(shared(pool, *header, payload)),
         Message::End(end) => Item::End(*end),
     };
     assert!(order.push(item).is_ok(), "a message is taken only when the link has room");

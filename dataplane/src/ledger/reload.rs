@@ -124,3 +124,53 @@ fn open_secret(what: &str, path: &Path) -> Option<String> {
     let path = path.display();
     Some(format!("{what} \"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn everything_that_is_wrong_is_told_by_its_key() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| Some(folder.path().join(name));
+        let serve = LedgerServe { cert: at("cert"), key: at("key"), tokens: at("tokens"), ..LedgerServe::new("c") };
+        let errors = Reload::load(&serve).err().expect("refused");
+        assert_eq!(errors.iter().map(ReloadError::key).collect::<Vec<_>>(), ["cert", "tokens"]);
+        let Ok(reload) = Reload::load(&LedgerServe::new("c")) else { panic!("there is nothing to read") };
+        assert!(reload.tokens.is_none());
+        reload.reload();
+    }
+
+    #[test]
+    fn a_secret_that_is_open_to_all_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, "0123456789abcdef").expect("writes");
+        let serve = LedgerServe { tokens: Some(path.clone()), ..LedgerServe::new("c") };
+        let Ok(reload) = Reload::load(&serve) else { panic!("loads") };
+        for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o602, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("sets");
+            let warnings = reload.warnings();
+            assert_eq!(warnings.len(), usize::from(told), "{mode:o}: {warnings:?}");
+        }
+        let warning = reload.warnings().remove(0).replace(&path.display().to_string(), "FILE");
+        assert_eq!(warning, "tokens \"FILE\": has mode 602: every user of this host may use it; chmod 600 \"FILE\"");
+    }
+
+    #[test]
+    fn what_is_read_again_holds_for_whoever_has_a_handle() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, "0123456789abcdef").expect("writes");
+        let serve = LedgerServe { tokens: Some(path.clone()), ..LedgerServe::new("c") };
+        let Ok(reload) = Reload::load(&serve) else { panic!("loads") };
+        let mut fan_out = reload.clone().tokens.expect("tokens");
+        std::fs::write(&path, "fedcba9876543210").expect("writes");
+        assert!(fan_out.authorized(None, Some("0123456789abcdef")));
+        reload.reload();
+        assert!(!fan_out.authorized(None, Some("0123456789abcdef")));
+        assert!(fan_out.authorized(None, Some("fedcba9876543210")));
+    }
+}

@@ -6,12 +6,9 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::hub::Stored;
-use super::message::Encoded;
 use crate::wire::ledger::{LEDGER_BYTES_MAX, SEQUENCE_MAX};
 
 /// Bytes of a segment's header.
@@ -73,6 +70,21 @@ impl fmt::Display for Run {
         }
         Ok(())
     }
+}
+
+/// The identity and the network in a run as it is announced; `None` where it is announced otherwise than [`Run`] does.
+pub fn run_parts(text: &str) -> Option<([u8; 16], [u8; 8])> {
+    fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+        let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
+        let bytes: Vec<u8> = digits.chunks(2).filter(|two| two.len() == 2).map(|two| two[0] << 4 | two[1]).collect();
+        (digits.len() == 2 * N).then(|| bytes.try_into().ok()).flatten()
+    }
+    let (id, network) = match text.split_once("; net=") {
+        Some((id, network)) => (id, hex(network)?),
+        None => (text, [0; 8]),
+    };
+    let run = Run { id: hex(&id.replace('-', ""))?, network, epoch: 0, start: 0, source: String::new() };
+    (run.to_string() == text).then_some((run.id, run.network))
 }
 
 /// What stands before a segment's records.
@@ -288,11 +300,11 @@ pub struct Facts {
 
 /// A record to be written at `offset` of a segment: its head (header and index), which the frames follow as they are.
 ///
-/// `frames` are a replay's messages.
-pub fn record(facts: Facts, frames: &[Arc<Encoded>], segment: u64, offset: u64) -> (Record, Vec<u8>) {
-    let wire_bytes = super::hub::wire_bytes(frames);
+/// `checks` are those of a replay's messages.
+pub fn record(facts: Facts, checks: &[FrameCheck], segment: u64, offset: u64) -> (Record, Vec<u8>) {
+    let wire_bytes = checks.iter().map(|check| u64::from(check.bytes)).sum();
     let Facts { sequence, raw_bytes, xxh64, completed_ns } = facts;
-    let stored = Stored { sequence, frames: frames.len() as u32, wire_bytes, segment, offset };
+    let stored = Stored { sequence, frames: checks.len() as u32, wire_bytes, segment, offset };
     let record = Record { stored, raw_bytes, xxh64, completed_ns };
     let mut head = Vec::with_capacity(record.frames_at() as usize);
     head.extend_from_slice(RECORD_MAGIC);
@@ -302,8 +314,7 @@ pub fn record(facts: Facts, frames: &[Arc<Encoded>], segment: u64, offset: u64) 
     for value in [wire_bytes, raw_bytes, xxh64, completed_ns as u64, segment, offset] {
         head.extend_from_slice(&value.to_le_bytes());
     }
-    for frame in frames {
-        let check = FrameCheck::of(frame.frame());
+    for check in checks {
         head.extend_from_slice(&check.bytes.to_le_bytes());
         head.extend_from_slice(&check.xxh3.to_le_bytes());
     }
@@ -583,8 +594,10 @@ pub fn oldest_within(records: &[Record], bounds: &Bounds, now_utc_ns: i64) -> Op
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::ledger::message::{HEADROOM, RawChunk};
+    use crate::ledger::message::{Encoded, HEADROOM, RawChunk};
     use crate::wire::ledger::{Begin, End};
 
     fn run_of(epoch: u64) -> Run {
@@ -609,7 +622,8 @@ mod tests {
         for sequence in first..=last {
             let frames = frames(sequence, sequence % 4);
             let facts = Facts { sequence, raw_bytes: 3, xxh64: 4, completed_ns: i64::from(sequence) * 100 };
-            let (record, head) = super::record(facts, &frames, number, bytes.len() as u64);
+            let checks: Vec<FrameCheck> = frames.iter().map(|frame| FrameCheck::of(frame.frame())).collect();
+            let (record, head) = super::record(facts, &checks, number, bytes.len() as u64);
             bytes.extend(head);
             frames.iter().for_each(|frame| bytes.extend_from_slice(frame.frame()));
             assert_eq!(record.stored.offset + record.bytes(), bytes.len() as u64);
@@ -734,7 +748,13 @@ mod tests {
         let mut run = run_of(1);
         run.id = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff";
         assert_eq!(run.to_string(), "00112233-4455-6677-8899-aabbccddeeff; net=0909090909090909");
+        assert_eq!(run_parts(&run.to_string()), Some((run.id, run.network)));
         run.network = [0; 8];
         assert_eq!(run.to_string(), "00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(run_parts(&run.to_string()), Some((run.id, run.network)));
+        for other in ["", "x", "00112233445566778899aabbccddeeff", "00112233-4455-6677-8899-aabbccddeeff; net=09", "é"]
+        {
+            assert_eq!(run_parts(other), None, "{other}");
+        }
     }
 }

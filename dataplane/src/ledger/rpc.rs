@@ -15,6 +15,9 @@ const LAST_FRAGMENT: u32 = 1 << 31;
 /// for 180, hashes 64; a margin for what later protocols add.
 pub const PREFIX_BYTES: usize = 4096;
 
+/// Most bytes of a record in one fragment (RFC 5531, 11).
+pub const RECORD_BYTES_MAX: usize = (1 << 31) - 1;
+
 /// The mark of a record. Asserts a length below 2³¹.
 pub fn mark(bytes: usize) -> [u8; MARK_BYTES] {
     let length = u32::try_from(bytes).ok().filter(|length| length & LAST_FRAGMENT == 0);
@@ -48,16 +51,16 @@ pub enum MetaError {
 }
 
 /// A walk over XDR: `None` where the bytes end.
-struct Walk<'a>(&'a [u8]);
+pub(super) struct Walk<'a>(pub(super) &'a [u8]);
 
 impl Walk<'_> {
-    fn word(&mut self) -> Option<u32> {
+    pub(super) fn word(&mut self) -> Option<u32> {
         let (word, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(u32::from_be_bytes(*word))
     }
 
-    fn skip(&mut self, bytes: usize) -> Option<()> {
+    pub(super) fn skip(&mut self, bytes: usize) -> Option<()> {
         self.0 = self.0.get(bytes..)?;
         Some(())
     }
@@ -80,7 +83,7 @@ pub fn ledger_sequence(meta: &[u8]) -> Result<Option<u32>, MetaError> {
     walk(&mut Walk(meta)).transpose()
 }
 
-fn walk(at: &mut Walk<'_>) -> Option<Result<u32, MetaError>> {
+pub(super) fn walk(at: &mut Walk<'_>) -> Option<Result<u32, MetaError>> {
     let arm = |union, arm| Some(Err(MetaError::Arm { union, arm }));
     match at.word()? {
         0 => {}
@@ -238,6 +241,26 @@ impl RecordReader {
             State::Body if input.is_empty() => Ok(Part::More),
             State::Body => Ok(Part::Body(take(input, self.left as usize, &mut self.left))),
         }
+    }
+
+    /// Whether [`RecordReader::next`] has nothing to say without more input.
+    pub fn wants_input(&self) -> bool {
+        match self.state {
+            State::Mark | State::Prefix => true,
+            State::Held => false,
+            State::Body => self.left > 0,
+        }
+    }
+
+    /// Bytes of the open record that can be read past this reader, straight to where they go; 0 while its beginning is looked at.
+    pub fn passing_by(&self) -> u32 {
+        if self.state == State::Body { self.left } else { 0 }
+    }
+
+    /// So many of [`RecordReader::passing_by`] were read. Asserts that there were that many.
+    pub fn passed_by(&mut self, bytes: u32) {
+        assert!(bytes <= self.passing_by(), "more of a record was read than it has");
+        self.left -= bytes;
     }
 
     /// The stream ended.
@@ -400,6 +423,36 @@ mod tests {
         for piece in [1, 3, 5, 4096, stream.len()] {
             assert_eq!(read(&stream, piece), Ok(expected.clone()), "{piece}");
         }
+    }
+
+    #[test]
+    fn bodies_can_be_read_past_the_reader() {
+        let metas = [[meta(1, false, &[], None, 7), vec![9; 10_000]].concat(), meta(0, false, &[], None, 8)];
+        let stream = stream(&metas);
+        let (mut reader, mut rest, mut read) = (RecordReader::default(), &stream[..], Vec::new());
+        loop {
+            let piece = if reader.wants_input() { rest.len().min(100) } else { 0 };
+            if reader.passing_by() > 0 {
+                let bytes = rest.len().min(reader.passing_by() as usize).min(3_000);
+                reader.passed_by(bytes as u32);
+                read.extend_from_slice(&rest[..bytes]);
+                rest = &rest[bytes..];
+                continue;
+            }
+            let mut input = &rest[..piece];
+            let part = reader.next(&mut input).expect("a stream");
+            let done = matches!(part, Part::More) && piece == 0;
+            if let Part::Body(bytes) = part {
+                read.extend_from_slice(bytes);
+            }
+            let left = input.len();
+            rest = &rest[piece - left..];
+            if done {
+                break;
+            }
+        }
+        assert_eq!(reader.finish(), Ok(()));
+        assert!(read == metas.concat());
     }
 
     #[test]

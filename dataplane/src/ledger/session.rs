@@ -239,6 +239,12 @@ pub trait Door {
         true
     }
 
+    /// The server's clock at this moment, ns since the Unix epoch: what `/healthz` tells, so that a client can measure how far it is from
+    /// its own. `None`: it is not told.
+    fn utc_ns(&self) -> Option<i64> {
+        None
+    }
+
     /// Most flows of a subscription; 0: flows are not spoken of.
     fn flows_max(&self) -> u32 {
         0
@@ -288,6 +294,7 @@ pub struct Connection {
     sending_ns: Option<i64>,
     limits: TimeLimits,
     cut_off: bool,
+    answered: Option<u16>,
 }
 
 /// How long a connection waits for the other side.
@@ -324,6 +331,7 @@ impl Connection {
             sending_ns: None,
             limits,
             cut_off: false,
+            answered: None,
         }
     }
 
@@ -353,6 +361,11 @@ impl Connection {
     /// Whether it waits for a request.
     pub fn is_waiting_for_request(&self) -> bool {
         matches!(self.state, State::Request)
+    }
+
+    /// The status of the answer to its request, once there is one.
+    pub fn answered(&self) -> Option<u16> {
+        self.answered
     }
 
     /// Whether it was cut off: the other side broke a rule or a time-out, or is gone. What ends otherwise is ended in order.
@@ -467,6 +480,16 @@ impl Connection {
         [waiting, sending].into_iter().flatten().min()
     }
 
+    /// Whether it waits for the other side's half of a close.
+    pub fn is_closing(&self) -> bool {
+        matches!(self.state, State::Closing)
+    }
+
+    /// The other side still takes what was sent before our close: the wait for its half begins anew.
+    pub fn close_later(&mut self, now: i64) {
+        self.since_ns = now;
+    }
+
     /// Gives a connection up whose time is over; the next poll says so.
     pub fn on_time(&mut self, now: i64) {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
@@ -481,15 +504,18 @@ impl Connection {
             Ok(Some(request)) => (request.bytes, answer(&request, hub, server, door)),
             Err(error) => {
                 let status = if error == http::HeadError::TooLong { 431 } else { 400 };
-                (0, Answer::Reply(http::refusal_response(&Refusal::new(status, error.to_string()))))
+                (0, Answer::refusal(&Refusal::new(status, error.to_string())))
             }
         };
         self.reader.skip(bytes);
         self.reader.shrink();
         match answer {
-            Answer::Reply(reply) => (self.out, self.state) = (reply, State::Reply),
+            Answer::Reply(status, reply) => {
+                (self.out, self.state, self.answered) = (reply, State::Reply, Some(status));
+            }
             Answer::Upgrade(reply, range, share) => {
-                (self.out, self.state) = (reply, State::Streaming(Cursor::new(range, share, hub)))
+                (self.out, self.state) = (reply, State::Streaming(Cursor::new(range, share, hub)));
+                self.answered = Some(101);
             }
         }
     }
@@ -526,8 +552,14 @@ impl Connection {
 }
 
 enum Answer {
-    Reply(Vec<u8>),
+    Reply(u16, Vec<u8>),
     Upgrade(Vec<u8>, Range, Share),
+}
+
+impl Answer {
+    fn refusal(refusal: &Refusal) -> Answer {
+        Answer::Reply(refusal.status, http::refusal_response(refusal))
+    }
 }
 
 /// Routes a request: `/stream` upgrades, `/healthz` reports.
@@ -535,18 +567,21 @@ fn answer(request: &Request<'_>, hub: &Hub, server: Server<'_>, door: &mut dyn D
     let (path, query) = request.path_and_query();
     match path {
         "/healthz" => {
-            let body = hub.health(server.subscribers, server.run);
+            let mut body = hub.health(server.subscribers, server.run);
+            if let (Some(now_ns), Some(end)) = (door.utc_ns(), body.rfind('}')) {
+                body.insert_str(end, &format!(",\"now_ns\":{now_ns}"));
+            }
             let mut reply = http::response(200, "application/json", &body, &[]);
             if request.method == "HEAD" {
                 reply.truncate(reply.len() - body.len());
             }
-            Answer::Reply(reply)
+            Answer::Reply(200, reply)
         }
         "/stream" => match stream(request, query, server, door) {
             Ok((reply, range, share)) => Answer::Upgrade(reply, range, share),
-            Err(refusal) => Answer::Reply(http::refusal_response(&refusal)),
+            Err(refusal) => Answer::refusal(&refusal),
         },
-        _ => Answer::Reply(http::refusal_response(&Refusal::new(404, "404 page not found"))),
+        _ => Answer::refusal(&Refusal::new(404, "404 page not found")),
     }
 }
 

@@ -11,11 +11,12 @@ use super::chunker::{Chunker, Cut};
 use super::codec::{self, Choice, Policy, Situation, SourceRate};
 use super::event::{Item, Job};
 use super::hub::Outcome;
+use super::load::Load;
 use super::message::RawChunk;
 use super::order::Order;
 use super::pool::Pool;
 use super::source::{Poll, Source};
-use super::source_counters::{EncodeCounter, SourceCounter};
+use super::stats::{EncodeCounter, SourceCounter};
 use crate::runtime::link::LinkSender;
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::{CounterReader, CounterWriter};
@@ -30,6 +31,9 @@ pub const ENCODER_QUEUE: usize = 16;
 const TURN_BYTES: usize = 1 << 20;
 /// Items that one answer of the source can make: the last chunk and END.
 const ITEMS_AT_ONCE: usize = 2;
+/// A ledger of which nothing comes for so long is not waited for with open eyes: whoever emits it has stalled, and 100 ms are 13
+/// windows.
+const STALL_NS: i64 = 100 * NANOS_PER_MILLI;
 /// How soon a source that waits for the order link looks again: the fan-out does not ring when it takes.
 const LOOK_AGAIN_NS: i64 = NANOS_PER_MILLI;
 
@@ -61,12 +65,6 @@ impl Emitting {
     }
 }
 
-/// How the subscribers stand, as far as the codec's choice needs it.
-pub trait Links: Send {
-    /// (subscribers that follow live, the slowest one's rate in bytes/s); a rate of 0 is not known. Asked once a ledger.
-    fn live(&self) -> (u64, u64);
-}
-
 /// The way to one encoder.
 pub struct EncoderEnd {
     /// Its queue, of [`ENCODER_QUEUE`].
@@ -95,8 +93,8 @@ pub struct SourceParts {
     pub policy: Policy,
     /// The zstd level.
     pub level: i32,
-    /// How the subscribers stand.
-    pub links: Option<Box<dyn Links>>,
+    /// How the subscribers stand, as the fan-out tells it.
+    pub load: Arc<Load>,
     /// The first ledger's sequence, the others following, whatever the source says of its own.
     pub renumber: Option<u32>,
     /// Look again and again while a ledger is open, in place of sleeping.
@@ -194,7 +192,7 @@ pub struct SourceWorker {
     first: usize,
     policy: Policy,
     level: i32,
-    links: Option<Box<dyn Links>>,
+    load: Arc<Load>,
     renumber: Option<u32>,
     spin_while_open: bool,
     /// What waits for the ledger's last byte, where ledgers are given whole.
@@ -211,6 +209,10 @@ pub struct SourceWorker {
     phase: Phase,
     blocked: bool,
     look_again_at: i64,
+    /// When the source last gave something.
+    moved_at: i64,
+    /// A ledger is open and goes on.
+    lively: bool,
 }
 
 impl SourceWorker {
@@ -232,7 +234,7 @@ impl SourceWorker {
             first: 0,
             policy: parts.policy,
             level: parts.level,
-            links: parts.links,
+            load: parts.load,
             renumber: parts.renumber,
             spin_while_open: parts.spin_while_open,
             whole: None,
@@ -247,6 +249,8 @@ impl SourceWorker {
             phase: Phase::Running,
             blocked: false,
             look_again_at: 0,
+            moved_at: 0,
+            lively: false,
         }
     }
 
@@ -280,10 +284,9 @@ impl SourceWorker {
         self.sequences.check(sequence).map_err(|error| format!("{error}; \"renumber\" gives them new ones"))?;
         self.chunker.begin(sequence, bytes).map_err(|error| error.to_string())?;
         let start_ns = clock::utc_ns();
-        let (live, slowest) = self.links.as_ref().map_or((0, 0), |links| links.live());
+        let (live, slowest) = (self.load.live_subscribers(), self.load.slowest_bytes_per_second());
         let slack = codec::has_slack(live, slowest, self.rate.bytes_per_second());
         self.open = Some(Open { declared: bytes, start_ns, last_ns: start_ns, slack });
-        self.emitting.set(true);
         self.counters.set(SourceCounter::Open, 1);
         self.say(Item::Begin(Begin { sequence, emit_start_ns: start_ns }));
         Ok(Step::Moved(0))
@@ -306,7 +309,6 @@ impl SourceWorker {
             self.dispatch(chunk);
         }
         self.open = None;
-        self.emitting.set(false);
         self.rate.ledger(end.bytes, last_ns - start_ns);
         self.counters.add(SourceCounter::Ledgers, 1);
         self.counters.set(SourceCounter::Open, 0);
@@ -393,7 +395,6 @@ impl SourceWorker {
         }
         self.over = true;
         self.open = None;
-        self.emitting.set(false);
         self.counters.set(SourceCounter::Open, 0);
         self.last_word = Some(Item::Finished(outcome, reason));
         if self.phase == Phase::Running {
@@ -414,6 +415,16 @@ impl SourceWorker {
         }
         self.look_again_at = now + LOOK_AGAIN_NS;
         false
+    }
+
+    /// Says whether this core and the encoders' are to look on without sleeping.
+    fn keep_awake(&mut self, now: i64) {
+        let asking = matches!(self.phase, Phase::Running | Phase::Finishing(_));
+        let lively = asking && self.open.is_some() && now - self.moved_at < STALL_NS;
+        if lively != self.lively {
+            self.lively = lively;
+            self.emitting.set(lively);
+        }
     }
 
     /// Asks the source until it waits or a turn's bytes are read. Returns what it moved.
@@ -473,7 +484,6 @@ impl Worker for SourceWorker {
         if let Phase::Finishing(limit) = self.phase
             && (self.over || self.open.is_none() || turn.now >= limit)
         {
-            self.emitting.set(false);
             self.phase = Phase::Stopping;
         }
         match self.phase {
@@ -481,11 +491,15 @@ impl Worker for SourceWorker {
             Phase::Stopping if self.source.stop(turn.now) => self.phase = Phase::Stopped,
             _ => {}
         }
+        if moved > 0 {
+            self.moved_at = turn.now;
+        }
+        self.keep_awake(turn.now);
         moved
     }
 
     fn stays_awake(&self) -> bool {
-        self.spin_while_open && self.open.is_some() && self.phase != Phase::Stopped
+        self.spin_while_open && self.lively
     }
 
     fn deadline(&self) -> Option<i64> {

@@ -75,7 +75,9 @@ counter_set! {
         counter chunks as Chunks: "sluice_ledger_source_chunks", "Chunks cut";
         counter raw_chunks as RawChunks: "sluice_ledger_source_raw_chunks", "Chunks that were chosen to go out raw";
         counter raw_fallbacks as RawFallbacks: "sluice_ledger_source_raw_fallbacks", "Chunks that went out raw because the encoders were behind";
-        counter waits as Waits: "sluice_ledger_source_waits", "Turns in which the source was not asked because the fan-out was behind";
+        counter hastened as Hastened: "sluice_ledger_source_hastened_chunks", "Chunks packed at a faster level than the configured one";
+        counter waits as Waits: "sluice_ledger_source_waits", "Times that the source was not asked because the fan-out was behind";
+        gauge emission_ns as EmissionNs: "sluice_ledger_source_emission_nanoseconds", "From the first to the last byte of the last ledger";
         gauge open as Open: "sluice_ledger_source_open", "Whether a ledger is being emitted";
         gauge latest as Latest: "sluice_ledger_source_latest_sequence", "Last ledger that the source gave whole";
     }
@@ -88,6 +90,7 @@ counter_set! {
         counter raw_bytes as RawBytes: "sluice_ledger_encoder_raw_bytes", "Their bytes";
         counter packed_bytes as PackedBytes: "sluice_ledger_encoder_packed_bytes", "Bytes that they were packed into";
         counter unpacked as Unpacked: "sluice_ledger_encoder_unpacked_chunks", "Chunks that packing would not have made smaller, and that went out raw";
+        counter waits as Waits: "sluice_ledger_encoder_waits", "Times that it waited because the fan-out was behind";
     }
 }
 
@@ -100,6 +103,9 @@ counter_set! {
         counter bytes as Bytes: "sluice_ledger_relay_bytes", "Bytes of their messages";
         counter restarts as Restarts: "sluice_ledger_relay_restarts", "Times that an open ledger began again";
         counter waits as Waits: "sluice_ledger_relay_waits", "Turns in which nothing was read because the fan-out was behind";
+        counter gaps as Gaps: "sluice_ledger_relay_gaps", "Times that the upstream server did not have the next ledger any more";
+        counter runs as Runs: "sluice_ledger_relay_other_runs", "Times that the upstream server streamed another run";
+        gauge flows as Flows: "sluice_ledger_relay_flows", "Connections that each ledger's chunks are shared out to";
         gauge connected as Connected: "sluice_ledger_relay_connected", "Whether the connection to the upstream server stands";
         gauge latest as Latest: "sluice_ledger_relay_latest_sequence", "Last ledger that was passed on whole";
     }
@@ -142,7 +148,8 @@ counter_set! {
         counter refused_tls as RefusedTls: "sluice_ledger_refused_connections" {"reason": "tls"}, "Connections refused";
         counter replay_reads as ReplayReads: "sluice_ledger_replay_reads", "Reads of stored ledgers";
         counter replay_bytes as ReplayBytes: "sluice_ledger_replay_bytes", "Bytes read for replays";
-        counter damaged_reads as DamagedReads: "sluice_ledger_damaged_reads", "Reads of stored ledgers that failed or did not verify";
+        counter damaged_reads as DamagedReads: "sluice_ledger_damaged_reads", "Reads of stored ledgers that failed or did not verify, and were made again";
+        counter lost_ledgers as LostLedgers: "sluice_ledger_lost_ledgers", "Stored ledgers that could not be read, and left retention";
         counter written as Written: "sluice_ledger_written_ledgers", "Ledgers written to disk";
         counter written_bytes as WrittenBytes: "sluice_ledger_written_bytes", "Bytes written to disk";
         counter passed_over as PassedOver: "sluice_ledger_passed_over_ledgers", "Ledgers that had left retention before their write";
@@ -187,6 +194,11 @@ pub fn fanout_books(core: String, source: String) -> (FanoutBooks, FanoutView) {
 }
 
 impl FanoutView {
+    /// Its counters, to be looked at from elsewhere.
+    pub fn counters(&self) -> CounterReader<FanoutCounter> {
+        self.counters.clone()
+    }
+
     /// One counter.
     pub fn get(&self, counter: FanoutCounter) -> u64 {
         self.counters.get(counter)

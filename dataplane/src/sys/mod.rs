@@ -23,6 +23,8 @@ pub mod netns;
 pub mod nic;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
+#[cfg(feature = "ledger-client")]
+pub mod poll;
 #[cfg(feature = "ledger")]
 pub mod process;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]

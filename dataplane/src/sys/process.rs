@@ -303,7 +303,11 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     control(fd, libc::F_SETFL, flags | libc::O_NONBLOCK).map(drop)
 }
 
-fn set_pipe_bytes(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+/// Asks for a pipe that holds so many bytes.
+///
+/// # Errors
+/// The kernel refuses: more than `fs.pipe-max-size`, or the user's pipes hold too much together.
+pub fn set_pipe_bytes(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     control(fd, libc::F_SETPIPE_SZ, bytes).map(drop)
 }

@@ -2,18 +2,22 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sluice::config::Idle;
+use sluice::ledger::archive::{Archive, ArchiveSettings};
 use sluice::ledger::chunker::{Chunker, Cut};
 use sluice::ledger::event::Item;
 use sluice::ledger::fanout_worker::{
     AudienceSettings, FanoutParts, FanoutSettings, FanoutWorker, GateLimits, TokenCheck,
 };
-use sluice::ledger::hub::Outcome;
+use sluice::ledger::hub::{Outcome, Stored};
+use sluice::ledger::keeper::KeeperSettings;
 use sluice::ledger::load::Load;
 use sluice::ledger::message::Encoded;
+use sluice::ledger::retention::Bounds;
 use sluice::ledger::session::TimeLimits;
 use sluice::ledger::stats::{FanoutCounter, FanoutView, fanout_books};
 use sluice::ledger::synthetic::{self, Shape};
@@ -40,6 +44,15 @@ pub fn settings() -> FanoutSettings {
     }
 }
 
+/// What not every server has.
+#[derive(Default)]
+pub struct Extra {
+    pub archive: Option<(Archive, Vec<Stored>)>,
+    pub tokens: Option<TokenCheck>,
+    #[cfg(feature = "ledger-tls")]
+    pub tls: Option<sluice::ledger::tls::TlsServer>,
+}
+
 /// A running fan-out. It ends when dropped.
 pub struct Fanout {
     pub address: SocketAddr,
@@ -48,15 +61,35 @@ pub struct Fanout {
     order: LinkSender<Item>,
     encoders: Vec<LinkSender<Encoded>>,
     chunker: Chunker,
+    pub chunk_bytes: usize,
     launched: Option<Launched>,
 }
 
 impl Fanout {
     pub fn start(settings: FanoutSettings) -> Option<Fanout> {
-        Fanout::start_with(settings, None)
+        Fanout::start_with(settings, Extra::default())
     }
 
-    pub fn start_with(settings: FanoutSettings, tokens: Option<TokenCheck>) -> Option<Fanout> {
+    /// With a retention directory: `bounds` ledgers are kept.
+    pub fn start_keeping(settings: FanoutSettings, directory: &Path, ledgers_max: u32) -> Option<Fanout> {
+        let keeper = KeeperSettings {
+            bounds: Bounds { ledgers_max, bytes_max: None, age_ns_max: None },
+            segment_bytes: 8 << 20,
+            ..KeeperSettings::default()
+        };
+        let archive = ArchiveSettings {
+            directory: directory.into(),
+            keeper,
+            source: "test".into(),
+            network: [7; 8],
+            start: 0,
+            reset: false,
+        };
+        let (archive, opened) = Archive::open(&archive, clock::utc_ns()).expect("a directory");
+        Fanout::start_with(settings, Extra { archive: Some((archive, opened.stored)), ..Extra::default() })
+    }
+
+    pub fn start_with(settings: FanoutSettings, extra: Extra) -> Option<Fanout> {
         let doorbell = Doorbell::new().expect("an eventfd");
         let (order, order_end) = link(1_024, &doorbell);
         let (encoder, encoder_end) = link(16, &doorbell);
@@ -69,7 +102,10 @@ impl Fanout {
             encoders: vec![encoder_end],
             settings,
             run: RUN.into(),
-            tokens,
+            archive: extra.archive,
+            tokens: extra.tokens,
+            #[cfg(feature = "ledger-tls")]
+            tls: extra.tls,
             load: load.clone(),
             books,
         });
@@ -97,6 +133,7 @@ impl Fanout {
             order,
             encoders: vec![encoder],
             chunker: Chunker::new(Cut::new(16 << 10, None).expect("a cut")),
+            chunk_bytes: 16 << 10,
             launched: Some(launched),
         })
     }
@@ -124,7 +161,7 @@ impl Fanout {
     }
 
     pub fn begin(&mut self, sequence: u32) {
-        self.chunker = Chunker::new(Cut::new(16 << 10, None).expect("a cut"));
+        self.chunker = Chunker::new(Cut::new(self.chunk_bytes, None).expect("a cut"));
         self.chunker.begin(sequence, None).expect("begins");
         self.push(Item::Begin(Begin { sequence, emit_start_ns: clock::utc_ns() }));
     }

@@ -1,6 +1,9 @@
 //! What the test binaries share: where the data lies, and how a skip is said and counted.
 #![allow(dead_code)]
 
+#[cfg(feature = "appliance")]
+pub mod archives;
+pub mod between;
 pub mod fanout;
 pub mod frames;
 pub mod hosts;

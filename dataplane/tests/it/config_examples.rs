@@ -32,3 +32,30 @@ fn the_largest_block_is_the_formats() {
     assert_eq!(with(largest), []);
     assert_eq!(with(largest + 4_096).len(), 1);
 }
+
+/// What the ledger protocol holds is what `check` allows.
+#[test]
+fn the_bounds_of_ledgers_are_the_protocols() {
+    use sluice::ledger::share::FLOWS_MAX;
+    use sluice::wire::ledger::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LEDGER_BYTES_MAX, SEQUENCE_MAX};
+    let refused = |line: &str| {
+        let text = format!("[[core]]\nname = \"c\"\ncpu = 0\n[ledger.serve]\ncore = \"c\"\n{line}");
+        let findings = sluice::config::check(&sluice::config::parse(&text).expect("parses"));
+        findings.iter().map(|finding| finding.key.clone()).collect::<Vec<_>>()
+    };
+    for (key, least, most) in [
+        ("chunk_size", CHUNK_BYTES_MIN as u64, CHUNK_BYTES_MAX as u64),
+        ("synthetic_size", 1, LEDGER_BYTES_MAX),
+        ("start_ledger", 0, u64::from(SEQUENCE_MAX)),
+        ("flows_max", 1, u64::from(FLOWS_MAX)),
+        ("source = \"follow\"\nupstream = \"ws://a\"\nupstream_flows", 1, sluice::ledger::merge::FLOWS_MAX as u64),
+    ] {
+        for right in [least, most] {
+            assert_eq!(refused(&format!("{key} = {right}")), Vec::<String>::new(), "{key}");
+        }
+        for wrong in [least.checked_sub(1), Some(most + 1)].into_iter().flatten() {
+            let name = key.lines().last().unwrap_or(key);
+            assert_eq!(refused(&format!("{key} = {wrong}")), [format!("ledger.serve: {name}")], "{wrong}");
+        }
+    }
+}

@@ -43,7 +43,7 @@ fn records(stream: &[u8], piece: usize) -> Vec<(u32, Vec<u8>)> {
 }
 
 /// Every ledger of a file of the shared data, whatever way it is kept, with its own sequence.
-pub fn metas(path: &Path) -> Vec<(u32, Vec<u8>)> {
+pub(crate) fn metas(path: &Path) -> Vec<(u32, Vec<u8>)> {
     let mut bytes = std::fs::read(path).expect("readable");
     let name = path.file_name().and_then(|name| name.to_str()).expect("text");
     if name.ends_with(".zstd") {
@@ -58,7 +58,7 @@ pub fn metas(path: &Path) -> Vec<(u32, Vec<u8>)> {
 }
 
 /// Files of the shared data under `stellar/`, with what its manifest says of them.
-pub fn manifest(data: &Path) -> Vec<(std::path::PathBuf, String)> {
+pub(crate) fn manifest(data: &Path) -> Vec<(std::path::PathBuf, String)> {
     let text = std::fs::read_to_string(data.join("MANIFEST.tsv")).expect("a manifest");
     let lines = text.lines().filter(|line| line.starts_with("stellar/") && !line.contains("lcm-index"));
     lines
@@ -225,7 +225,7 @@ fn each_end_has_its_exit_code() {
     assert_eq!(code(&[&url, "--start", "5"]).0, Some(0));
     assert_eq!(code(&[&url, "--start", "9", "--end", "4"]).0, Some(2));
     assert_eq!(code(&[&url, "--start", "4294967295"]).0, Some(2));
-    assert_eq!(code(&["wss://127.0.0.1:1"]).0, Some(2));
+    assert_eq!(code(&["wss://127.0.0.1:1"]).0, Some(4), "nobody listens");
     assert_eq!(code(&["127.0.0.1:1"]).0, Some(2));
     let (missing, text) = code(&[&format!("{url}/nowhere")]);
     assert_eq!(missing, Some(2), "{text}");

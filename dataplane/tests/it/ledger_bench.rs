@@ -8,6 +8,8 @@ use serde_json::Value;
 use sluice::ledger::rpc::mark;
 use sluice::ledger::synthetic::{self, Shape};
 
+use crate::common::ledger_server::LedgerServer;
+
 /// A run of a few small ledgers takes a fraction of a second; what takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -274,4 +276,44 @@ fn an_interrupt_ends_a_run_with_its_summary() {
     assert_eq!(output.status.code(), Some(0), "{summary}{}", text(&output.stderr));
     assert_eq!(row(&summary, "ended early "), "interrupted");
     assert!(row(&summary, "inter-arrival ").contains(" ms"), "{summary}");
+}
+
+#[test]
+fn a_remote_run_measures_whoever_serves() {
+    let server = LedgerServer::start();
+    let ledger = |sequence: u32| {
+        let mut bytes = vec![0; 30_000];
+        synthetic::write(sequence, Shape::Compressible, &mut bytes);
+        bytes
+    };
+    for sequence in 1..=2 {
+        server.publisher().ledger(sequence, &ledger(sequence));
+    }
+    let url = server.url();
+    let mut command =
+        command(&format!("--mode remote --url {url} --start 1 --count 5 --verify --remote-compressible --json"));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let end = Instant::now() + PATIENCE;
+    for sequence in 3.. {
+        if child.try_wait().expect("waits").is_some() || Instant::now() > end {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        server.publisher().ledger(sequence, &ledger(sequence));
+    }
+    let _ = child.kill();
+    let output = child.wait_with_output().expect("ended");
+    let json = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{json} {}", text(&output.stderr));
+    assert_eq!((&json["count"], &json["verified"], &json["mode"]), (&5.into(), &5.into(), &"remote".into()), "{json}");
+    assert!(json["replays"].as_u64() >= Some(2), "what was there before: {json}");
+    // What was asked to be made again is noise: nothing of it is equal, and the run says so.
+    let output = bench(&format!("--mode remote --url {url} --start 1 --count 5 --verify"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let differs = "ledger 1 differs from what was sent: byte ";
+    assert!(text(&output.stderr).contains(differs) && row(&text(&output.stdout), "ended early ").contains(differs));
+    // Nobody there.
+    drop(server);
+    let output = bench(&format!("--mode remote --url {url} --count 1"));
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
 }

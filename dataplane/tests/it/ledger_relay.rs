@@ -1,9 +1,10 @@
 //! Relays: servers whose source is another server.
 
-use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
+use sluice::ledger::follow::{FollowSettings, Follower};
 use sluice::ledger::query::Range;
-use sluice::ledger::relay_worker::RelayCounter;
+use sluice::ledger::stats::RelayCounter;
 use sluice::ledger::synthetic::{self, Shape};
+use sluice::wire::ledger::End;
 
 use crate::common;
 use crate::common::ledger_server::LedgerServer;
@@ -40,6 +41,7 @@ fn follow(url: &str, start: u32, end: u32, expected: impl Fn(u32) -> Vec<u8>) {
 fn real_metas_go_through_two_relays_byte_for_byte() {
     let Some(data) = common::data() else { return };
     let server = LedgerServer::start();
+    server.publisher().run = "0123; net=89ab".into();
     let Some(first) = Relay::start(&server.url(), &from(1)) else { return };
     let Some(second) = Relay::start(&first.server.url(), &from(1)) else { return };
     // Renumbered, because the files are not one history.
@@ -75,6 +77,106 @@ fn stamps_codecs_and_borders_pass_through() {
     };
     let (ours, theirs) = (frames(&server), frames(&relay.server));
     assert!(ours == theirs, "the same frames, stamps included: {} and {}", ours.len(), theirs.len());
+}
+
+#[test]
+fn an_upstream_that_starts_again_is_resumed() {
+    let mut server = LedgerServer::start();
+    let address = server.address;
+    server.publisher().ledger(7, &ledger(7));
+    let Some(relay) = Relay::start(&server.url(), &from(7)) else { return };
+    wait("passed on", || relay.server.publisher().hub.bounds() == (7, 7));
+    server.publisher().open(8, &ledger(8));
+    wait("a part is passed on", || relay.server.publisher().hub.open_sequence() == Some(8));
+    let run = server.publisher().run.clone();
+    drop(server);
+    server = LedgerServer::start_at(address);
+    server.publisher().run = run;
+    (7..=9).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence)));
+    follow(&relay.server.url(), 7, 9, ledger);
+    assert!(relay.counters.get(RelayCounter::Disconnects) >= 1);
+    assert_eq!(relay.counters.get(RelayCounter::Runs), 0);
+}
+
+#[test]
+fn another_run_and_a_gap_are_never_joined_with_what_is_kept() {
+    let mut server = LedgerServer::start();
+    let address = server.address;
+    server.publisher().ledger(7, &ledger(7));
+    let Some(relay) = Relay::start(&server.url(), &from(7)) else { return };
+    wait("passed on", || relay.server.publisher().hub.bounds() == (7, 7));
+    server.publisher().open(8, &ledger(8));
+    wait("a part is passed on", || relay.server.publisher().hub.open_sequence() == Some(8));
+    drop(server);
+    // Another history, which has ledgers of the same sequences.
+    server = LedgerServer::start_at(address);
+    server.publisher().run = "another run".into();
+    (7..=8).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence + 100)));
+    relay.wait_for("run another run");
+    follow(&relay.server.url(), 7, 8, |sequence| ledger(sequence + 100));
+    assert_eq!(relay.counters.get(RelayCounter::Runs), 1);
+    drop(server);
+    // The same run, and the relay was away for too long.
+    server = LedgerServer::start_at(address);
+    server.publisher().run = "another run".into();
+    (20..=21).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence)));
+    follow(&relay.server.url(), 20, 21, ledger);
+    assert_eq!(relay.server.publisher().hub.bounds(), (20, 21));
+    assert_eq!(relay.counters.get(RelayCounter::Gaps), 1);
+}
+
+#[test]
+fn what_a_relay_keeps_is_gone_on_with_or_let_go() {
+    let server = LedgerServer::start();
+    (1..=5).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence)));
+    // The relay's own run is another one than the upstream's, and ledgers of it are kept.
+    server.publisher().run = "the upstream's".into();
+    let kept = Told { latest: Some(3), start: 2, ..Told::default() };
+    let Some(relay) = Relay::start(&server.url(), &kept) else { return };
+    relay.wait_for("run the upstream's");
+    follow(&relay.server.url(), 2, 5, ledger);
+    // A start that the upstream does not have, asked for by the operator, is told.
+    server.publisher().hub.prune(4);
+    let Some(relay) = Relay::start(&server.url(), &from(2)) else { return };
+    relay.wait_for("too far behind: ledger 2 was requested, the server retains 4 to 5");
+    assert!(relay.server.publisher().said.iter().any(|said| said.starts_with("Failed")));
+    // Nothing is kept, and the ledger in flight or the next one is asked for.
+    let Some(relay) = Relay::start(&server.url(), &from(0)) else { return };
+    wait("connected", || relay.counters.get(RelayCounter::Connected) == 1);
+    server.publisher().ledger(6, &ledger(6));
+    wait("passed on", || relay.server.publisher().hub.bounds() == (6, 6));
+}
+
+#[test]
+fn a_ledger_that_does_not_verify_ends_the_relay_and_is_not_kept() {
+    let server = LedgerServer::start();
+    let Some(relay) = Relay::start(&server.url(), &from(1)) else { return };
+    wait("connected", || relay.counters.get(RelayCounter::Connected) == 1);
+    server.publisher().ledger(1, &ledger(1));
+    wait("passed on", || relay.server.publisher().hub.bounds() == (1, 1));
+    let url = relay.server.url();
+    let subscriber = std::thread::spawn(move || {
+        let settings = FollowSettings { retry_for: Some(std::time::Duration::ZERO), ..FollowSettings::default() };
+        let mut follower = Follower::new(&url, range(1, None), settings).expect("a URL");
+        let mut got = Vec::new();
+        loop {
+            match follower.next() {
+                Ok(Some(received)) => got.push(received.ledger.sequence),
+                other => return (got, other.map(|_| ()).map_err(|error| error.to_string())),
+            }
+        }
+    });
+    server.publisher().open(2, &ledger(2));
+    let chunks = server.publisher().hub.flow().expect("a flow").messages().len() - 1;
+    let end = End { sequence: 2, chunks: chunks as u32, bytes: 3 * 16_384, emit_end_ns: 1, xxh64: 5 };
+    server.publisher().hub.end(&end);
+    relay.wait_for("Failed");
+    let said = relay.server.publisher().said.clone();
+    assert!(said.iter().any(|said| said.contains("ledger 2 has checksum")), "{said:?}");
+    assert_eq!(relay.server.publisher().hub.bounds(), (1, 1), "nothing of it is kept");
+    let (got, ended) = subscriber.join().expect("ends");
+    assert_eq!(got, [1]);
+    assert!(ended.as_ref().is_err_and(|error| error.contains("1011")), "{ended:?}");
 }
 
 #[test]

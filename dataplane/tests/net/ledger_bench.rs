@@ -26,8 +26,10 @@ fn server_of(run: &Child) -> Option<i32> {
     children.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>()).next()
 }
 
+/// Whether a process has ended; one that nobody has waited for yet has.
 fn is_gone(process: i32) -> bool {
-    kill(Pid::from_raw(process), None).is_err()
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
 fn until(what: &str, mut is: impl FnMut() -> bool) {

@@ -9,6 +9,7 @@ mod appliance;
 mod capture;
 mod hosts;
 mod ledger_bench;
+mod ledger_disk;
 mod live;
 mod play;
 mod refusals;

@@ -2,16 +2,23 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ArgAction;
 
-use crate::cli::Failure;
+use super::server::Running;
+use crate::cli::{Exit, Failure, Outcome};
 use crate::config::{
     self, Bytes, Compress, Config, Core, Finding, Idle, Ledger, LedgerServe, LedgerSource, LedgerSpin, LedgerSync,
     Listen, Span,
 };
 use crate::ledger::files;
+use crate::ledger::stats::FanoutCounter;
 use crate::sys::cpu;
+use crate::sys::signal::{Asked, Signals};
+
+/// How often the control thread looks for an end.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Arguments of `sluice ledger serve`.
 ///
@@ -367,6 +374,43 @@ pub fn settings(args: &Args) -> Result<Settings, Failure> {
     Ok(Settings { config, pinned: args.core.is_some() })
 }
 
+/// Runs the command: until a signal, a fault, or the source's end.
+pub fn run(args: &Args) -> Outcome {
+    let settings = settings(args)?;
+    let signals = Signals::take().map_err(|error| Failure::host(format!("signalfd: {error}")))?;
+    let running = Running::start(&settings.config, settings.pinned)?;
+    let scheme = if settings.serve().cert.is_some() { "wss" } else { "ws" };
+    tracing::info!(url = format!("{scheme}://{}/stream", running.address()), "serving ledgers");
+    let ended = loop {
+        match signals.wait(LOOK_EVERY) {
+            Ok(Some(Asked::Stop)) => break Ok(()),
+            Ok(Some(Asked::Reload)) => running.reload().reload(),
+            Ok(None) => {}
+            Err(error) => break Err(format!("waiting for signals: {error}")),
+        }
+        if let Some(fault) = running.fault() {
+            break Err(fault);
+        }
+        if let Some(ended) = running.ended() {
+            break ended.map_err(|reason| format!("the source failed: {reason}"));
+        }
+    };
+    let status = running.status().clone();
+    let stopped = running.stop();
+    let count = |counter| status.fanout.get(counter);
+    tracing::info!(
+        ledgers = count(FanoutCounter::Ledgers),
+        oldest = count(FanoutCounter::Oldest),
+        latest = count(FanoutCounter::Latest),
+        raw_fallbacks = count(FanoutCounter::RawFallbacks),
+        live_abandons = count(FanoutCounter::LiveAbandons),
+        unwritten_dropped = count(FanoutCounter::UnwrittenDropped),
+        "stopped"
+    );
+    ended.map_err(|what| Failure { message: what, exit: Exit::Difference })?;
+    stopped.map(|()| Exit::Done)
+}
+
 /// A finding in the words of the command line.
 fn told(finding: &Finding) -> String {
     match finding.key.strip_prefix("ledger.serve: ") {
@@ -447,7 +491,7 @@ mod tests {
 
     /// What the command says of a line that it refuses.
     fn refusal(line: &[&str]) -> String {
-        settings(&args(line).expect("parses")).err().expect("refused").message
+        settings(&args(line).expect("parses")).expect_err("refused").message
     }
 
     #[test]

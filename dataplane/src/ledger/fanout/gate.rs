@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use super::super::session::Door;
 use super::super::share::Share;
+use crate::sys::clock;
 use crate::wire::http::Refusal;
 
 /// Connections beside the subscribers: requests that come, answers and closes that are on their way. A handshake takes a round
@@ -168,6 +169,10 @@ impl Door for DoorOf<'_> {
         let admits = self.tokens.as_mut().is_none_or(|check| check(authorization, token));
         self.gate.refused.token += u64::from(!admits);
         admits
+    }
+
+    fn utc_ns(&self) -> Option<i64> {
+        Some(clock::utc_ns())
     }
 
     fn flows_max(&self) -> u32 {

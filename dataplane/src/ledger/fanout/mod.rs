@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::archive::{Lost, StoredFrames};
 use super::hub::{Hub, Stored};
 use super::session::{Connection, Server, Step, TimeLimits};
 use super::stats::FanoutCounters;
@@ -18,10 +19,13 @@ use crate::units::NANOS_PER_MILLI;
 
 pub(super) mod gate;
 mod peer;
+pub(super) mod secure;
+mod stored;
 
 use gate::{Crowded, DoorOf, Gate};
 pub use gate::{GateLimits, TokenCheck};
 use peer::{Peer, Reading, Stage};
+pub(super) use secure::TlsServer;
 
 /// Most bytes of one send: four chunks of the default size. More would only lengthen the turn: a socket's buffer takes at most 4 MiB
 /// by default.
@@ -39,6 +43,12 @@ const REPLAY_TURN_BYTES_BETWEEN: usize = 8 << 20;
 const REQUEST_BYTES: usize = 1 << 10;
 /// Bytes that a subscriber's connection reads into: it says nothing but its close.
 const SUBSCRIBER_BYTES: usize = 160;
+/// Most bytes that are encrypted for one connection at a time: what its buffer holds, and some 30 µs of work.
+const SECURE_BYTES_MAX: usize = 256 << 10;
+/// Most buffers of encrypted bytes that are kept to be used again, each about [`SECURE_BYTES_MAX`] long.
+const SPARE_CIPHERS_MAX: usize = 64;
+/// Longest buffer that is kept: a chunk of the largest size is rare.
+const SPARE_CIPHER_BYTES_MAX: usize = 2 * SECURE_BYTES_MAX;
 /// Most batches that are kept to be used again.
 const SPARE_BATCHES_MAX: usize = 1_024;
 /// How long the other half of a connection that is done may take to end: a client has its answer a round trip later.
@@ -55,8 +65,8 @@ const ACCEPT: u64 = 1 << 40;
 const RECEIVE: u64 = 2 << 40;
 const SEND: u64 = 3 << 40;
 const CANCEL: u64 = 4 << 40;
-/// The first kind that is not of connections.
-pub(super) const OTHERS: u64 = 16 << 40;
+/// The archive's first tag.
+pub(super) const ARCHIVE: u64 = 16 << 40;
 const KIND: u64 = 0xFF << 40;
 
 /// How connections are treated.
@@ -85,6 +95,7 @@ pub(super) struct Audience {
     settings: AudienceSettings,
     gate: Gate,
     tokens: Option<TokenCheck>,
+    tls: Option<TlsServer>,
     listener: Option<OwnedFd>,
     accepting: bool,
     peers: Vec<Option<Peer>>,
@@ -96,7 +107,12 @@ pub(super) struct Audience {
     /// Connections that want a read of a stored ledger.
     wanted: VecDeque<u32>,
     spare: Vec<Box<Batch>>,
+    /// Buffers of encrypted bytes.
+    ciphers: Vec<Arc<Vec<u8>>>,
+    /// What was decrypted.
+    plain: Vec<u8>,
     sending: usize,
+    sending_live: usize,
     sending_bytes: usize,
     look_at: i64,
     look_from: usize,
@@ -109,6 +125,7 @@ impl Audience {
     pub(super) fn new(
         settings: AudienceSettings,
         tokens: Option<TokenCheck>,
+        tls: Option<TlsServer>,
         listener: OwnedFd,
         seed: u64,
     ) -> Audience {
@@ -116,6 +133,7 @@ impl Audience {
             settings,
             gate: Gate::new(settings.gate),
             tokens,
+            tls,
             listener: Some(listener),
             accepting: false,
             peers: Vec::new(),
@@ -124,7 +142,10 @@ impl Audience {
             behind: VecDeque::new(),
             wanted: VecDeque::new(),
             spare: Vec::new(),
+            ciphers: Vec::new(),
+            plain: Vec::new(),
             sending: 0,
+            sending_live: 0,
             sending_bytes: 0,
             look_at: 0,
             look_from: 0,
@@ -143,9 +164,9 @@ impl Audience {
         self.gate.connections() == 0
     }
 
-    /// Whether live messages or the end of them may be waiting for nothing but this core.
-    pub(super) fn is_sending(&self) -> bool {
-        self.sending > 0
+    /// Whether something live is on its way.
+    pub(super) fn is_sending_live(&self) -> bool {
+        self.sending_live > 0
     }
 
     /// Nobody is taken in any more.
@@ -160,19 +181,20 @@ impl Audience {
         self.accepting = cx.ring.accept(listener.as_fd(), cx.base | ACCEPT).is_ok();
     }
 
-    /// A completion of this worker; false: it is none of a connection's.
-    pub(super) fn complete(&mut self, cx: &mut Context<'_>, tag: u64, result: i32) -> bool {
+    /// A completion of a connection's request.
+    pub(super) fn complete(&mut self, cx: &mut Context<'_>, tag: u64, result: i32) {
         let at = (tag & !KIND) as usize;
         match tag & KIND {
             ACCEPT => self.accepted(cx, result),
             RECEIVE => self.received(cx, at, result),
             SEND => self.sent(cx, at, result),
             CANCEL => {}
-            _ => return false,
+            other => unreachable!("no request is made with tag {other:#x}"),
         }
-        true
     }
 
+    // Without TLS there is no session to come to.
+    #[cfg_attr(not(feature = "ledger-tls"), allow(unreachable_code, unused_mut))]
     fn accepted(&mut self, cx: &mut Context<'_>, result: i32) {
         self.accepting = cx.ring.more();
         let Some(socket) = cx.ring.take_descriptor() else {
@@ -198,7 +220,16 @@ impl Audience {
         let _ = tcp::tune_patiently(socket.as_fd(), self.settings.dead_after);
         self.counters.accepted += 1;
         let machine = Connection::with_limits(cx.now, self.settings.time);
-        let peer = Peer::new(machine, socket, peer.ip());
+        let mut peer = Peer::new(machine, socket, peer.ip());
+        if let Some(tls) = &mut self.tls {
+            match tls.session() {
+                Ok(session) => peer.tls = Some(Box::new(session)),
+                Err(_) => {
+                    self.counters.refused_tls += 1;
+                    return self.gate.disconnect(peer.address, None);
+                }
+            }
+        }
         let at = match self.free.pop() {
             Some(at) => at as usize,
             None => {
@@ -234,6 +265,18 @@ impl Audience {
             // What comes after the end is dropped.
             Stage::Lingering(_) => {}
             Stage::Open => {
+                let mut bytes = &bytes[..];
+                let mut said_all = false;
+                if let Some(session) = &mut peer.tls {
+                    self.plain.clear();
+                    if session.on_bytes(bytes).is_err() {
+                        self.counters.refused_tls += u64::from(session.is_handshaking());
+                        // Its last word tells the client why.
+                        peer.ended = true;
+                    }
+                    session.read_plain(&mut self.plain);
+                    (bytes, said_all) = (&self.plain, session.peer_closed());
+                }
                 let server = Server { run: cx.run, subscribers: self.gate.subscribers() };
                 let mut door = DoorOf {
                     gate: &mut self.gate,
@@ -243,12 +286,17 @@ impl Audience {
                     entered: &mut peer.entered,
                 };
                 let asked = peer.machine.is_waiting_for_request();
-                peer.machine.on_bytes_at(&bytes, cx.hub, server, &mut door, cx.now);
-                if asked && !peer.machine.is_waiting_for_request() {
+                peer.machine.on_bytes_at(bytes, cx.hub, server, &mut door, cx.now);
+                if asked && let Some(status) = peer.machine.answered() {
+                    // The limits' and the tokens' refusals are counted where they are made.
+                    self.counters.refused_request += u64::from(status >= 400 && !matches!(status, 401 | 429 | 503));
                     // An odd step goes through every number before it repeats one.
                     self.next_id = self.next_id.wrapping_add(0x9E37_79B9_7F4A_7C15);
                 }
                 self.make_ready(at);
+                if said_all {
+                    return self.hung_up(at, 0);
+                }
             }
         }
         self.receive(cx, at, bytes);
@@ -270,6 +318,7 @@ impl Audience {
         let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
         peer.sending = false;
         self.sending -= 1;
+        self.sending_live -= usize::from(peer.sending_live);
         let Some(mut batch) = batch else { return self.cut(at) };
         self.sending_bytes -= batch.bytes();
         if result <= 0 || peer.stage != Stage::Open {
@@ -281,6 +330,11 @@ impl Audience {
         self.counters.sends += 1;
         self.counters.sent_bytes += result as u64;
         if batch.is_empty() {
+            if let Some(cipher) = peer.cipher.take().filter(|cipher| cipher.capacity() <= SPARE_CIPHER_BYTES_MAX)
+                && self.ciphers.len() < SPARE_CIPHERS_MAX
+            {
+                self.ciphers.push(cipher);
+            }
             peer.machine.progress(peer.stash.is_empty(), cx.now);
             self.keep(batch);
         } else {
@@ -354,7 +408,14 @@ impl Audience {
         if peer.sending || peer.stage != Stage::Open {
             return 0;
         }
-        let share = (SENDING_BYTES_MAX / (self.sending + 1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX);
+        let mut share = (SENDING_BYTES_MAX / (self.sending + 1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX);
+        if peer.tls.is_some() {
+            if let Some(rest) = peer.rest.take() {
+                // Encrypted already.
+                return self.send(cx, at, rest);
+            }
+            share = share.min(SECURE_BYTES_MAX);
+        }
         let mut batch = peer.rest.take().or_else(|| self.spare.pop()).unwrap_or_default();
         peer.stash.drain(..).for_each(|part| batch.push(part));
         peer.waiting = false;
@@ -364,6 +425,7 @@ impl Audience {
                 Step::Message(message) => batch.push(message),
                 Step::Stored(stored, frame) => {
                     peer.reading = Reading::Wanted(stored, frame);
+                    peer.stored_frames = stored.frames;
                     self.wanted.push_back(at as u32);
                 }
                 Step::Wait => {
@@ -378,12 +440,40 @@ impl Audience {
             self.cut(at);
             return 0;
         }
+        if peer.tls.is_some() && !self.encrypt(at, &mut batch) {
+            self.keep(batch);
+            self.cut(at);
+            return 0;
+        }
         if batch.is_empty() {
             self.keep(batch);
             self.end_if_drained(cx, at);
             return 0;
         }
         self.send(cx, at, batch)
+    }
+
+    /// Puts what a batch holds, and what TLS itself has to say, into it as one encrypted part. False: the session is over.
+    fn encrypt(&mut self, at: usize, batch: &mut Batch) -> bool {
+        let Some(peer) = self.peers[at].as_mut() else { return false };
+        let Some(session) = &mut peer.tls else { return false };
+        let mut buffer = self.ciphers.pop().unwrap_or_default();
+        let out = Arc::get_mut(&mut buffer).expect("a spare buffer is nobody's");
+        out.clear();
+        session.take_cipher(out);
+        let encrypted = batch.iter().all(|part| session.encrypt(part, out).is_ok());
+        if peer.ended {
+            session.close();
+        }
+        session.take_cipher(out);
+        batch.clear();
+        if out.is_empty() {
+            self.ciphers.push(buffer);
+        } else {
+            batch.push(buffer.clone());
+            peer.cipher = Some(buffer);
+        }
+        encrypted
     }
 
     fn send(&mut self, cx: &mut Context<'_>, at: usize, batch: Box<Batch>) -> usize {
@@ -393,7 +483,9 @@ impl Audience {
         match cx.ring.send_batch(peer.socket.as_fd(), batch, SEND_BYTES_MAX, cx.base | SEND | at as u64) {
             Ok(()) => {
                 peer.sending = true;
+                peer.sending_live = peer.machine.is_live(cx.hub);
                 self.sending += 1;
+                self.sending_live += usize::from(peer.sending_live);
                 self.sending_bytes += bytes;
                 bytes.min(SEND_BYTES_MAX)
             }
@@ -478,6 +570,24 @@ impl Audience {
         None
     }
 
+    /// A read of a stored ledger is done.
+    pub(super) fn read(&mut self, at: usize, read: Result<Arc<StoredFrames>, Lost>, now: i64) {
+        let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
+        peer.reading = Reading::No;
+        if peer.stage != Stage::Open {
+            return self.forget_if_idle(at);
+        }
+        match read {
+            Ok(frames) => {
+                let (first, all) = (frames.first(), peer.stored_frames);
+                stored::parts(frames.clone(), first, all, peer.machine.share(), &mut peer.stash);
+                peer.machine.took(frames.frames(), now);
+            }
+            Err(_) => peer.machine.lost(),
+        }
+        self.make_ready(at);
+    }
+
     /// Time-outs, a part of all connections at a time; and the listener, where it stopped accepting.
     pub(super) fn look(&mut self, cx: &mut Context<'_>) {
         if cx.now < self.look_at {
@@ -518,12 +628,25 @@ impl Audience {
             peer.acked = acked;
         }
         if peer.machine.deadline().is_some_and(|deadline| deadline <= cx.now) {
-            let (asks, sends) = (peer.machine.is_waiting_for_request(), peer.machine.sending_since().is_some());
-            self.counters.request_timeouts += u64::from(asks);
-            self.counters.write_timeouts += u64::from(!asks && sends);
-            peer.machine.on_time(cx.now);
-            self.cut(at);
+            self.time_is_over(cx, at);
         }
+    }
+
+    fn time_is_over(&mut self, cx: &mut Context<'_>, at: usize) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
+        if peer.machine.is_closing() && peer.is_drained() {
+            // The kernel has our close, and what came before it; who takes that slowly has not had its turn to answer yet.
+            let acked = tcp::delivery(peer.socket.as_fd()).ok().map(|delivery| delivery.acked_bytes);
+            if acked.is_some() && std::mem::replace(&mut peer.acked, acked) != acked {
+                return peer.machine.close_later(cx.now);
+            }
+            return self.close(at);
+        }
+        let (asks, sends) = (peer.machine.is_waiting_for_request(), peer.machine.sending_since().is_some());
+        self.counters.request_timeouts += u64::from(asks);
+        self.counters.write_timeouts += u64::from(!asks && sends);
+        peer.machine.on_time(cx.now);
+        self.cut(at);
     }
 
     /// When the time-outs are looked at next; `None`: there are none.

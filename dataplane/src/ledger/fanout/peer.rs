@@ -5,19 +5,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::super::hub::Stored;
-use super::super::message::Encoded;
 use super::super::session::Connection;
 use super::gate::Entered;
-use crate::sys::uring::shared::{Batch, SharedBytes};
-
-impl SharedBytes for Encoded {
-    fn shared_bytes(&self) -> &[u8] {
-        self.frame()
-    }
-}
+use super::secure::TlsSession;
+use crate::sys::uring::Frozen;
+use crate::sys::uring::shared::Batch;
 
 /// Something to send.
-pub(super) type Part = Arc<dyn SharedBytes>;
+pub(super) type Part = Arc<dyn Frozen>;
 
 /// Where a connection is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,9 +45,17 @@ pub(super) struct Peer {
     pub(super) stage: Stage,
     pub(super) receiving: bool,
     pub(super) sending: bool,
+    /// Something live is in what is being sent.
+    pub(super) sending_live: bool,
     pub(super) reading: Reading,
+    /// Frames of the stored ledger at hand.
+    pub(super) stored_frames: u32,
     /// What the connection did not take of the last send.
     pub(super) rest: Option<Box<Batch>>,
+    /// TLS, where it is spoken.
+    pub(super) tls: Option<Box<TlsSession>>,
+    /// What was encrypted and is being sent.
+    pub(super) cipher: Option<Arc<Vec<u8>>>,
     /// Frames of a stored ledger that go next.
     pub(super) stash: Vec<Part>,
     /// The machine has no more to say.
@@ -78,8 +81,12 @@ impl Peer {
             stage: Stage::Open,
             receiving: false,
             sending: false,
+            sending_live: false,
             reading: Reading::No,
+            stored_frames: 0,
             rest: None,
+            tls: None,
+            cipher: None,
             stash: Vec::new(),
             ended: false,
             eof: false,

@@ -3,11 +3,17 @@
 //! May use: `sys`, and the pure parts of `ledger`. Never does: wait, or know who the ledgers are for.
 
 mod ahead;
+pub mod captive;
+pub mod file;
 pub mod held;
 mod paced;
+pub mod pipe;
 pub mod synthetic;
 
 use std::os::fd::RawFd;
+
+use sha2::{Digest, Sha256};
+use xxhash_rust::xxh64::xxh64;
 
 /// What a source did when it was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,5 +73,47 @@ pub trait Source: Send {
     /// Nothing more is wanted: a process is asked to end, and ended. Called once; then until it says true.
     fn stop(&mut self, _now: i64) -> bool {
         true
+    }
+}
+
+/// Bytes of a description in which what is described is told in full: with the kind and a hash they stay below 400.
+const TOLD_BYTES_MAX: usize = 360;
+
+/// A source's description: its kind and what it is of; of a long text the beginning, and a hash that tells it apart.
+fn described(kind: &str, of: &str) -> String {
+    if of.len() <= TOLD_BYTES_MAX {
+        return format!("{kind} {of}");
+    }
+    let mut end = TOLD_BYTES_MAX;
+    while !of.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{kind} {}… {:016x}", &of[..end], xxh64(of.as_bytes(), 0))
+}
+
+/// The first 8 bytes of the SHA-256 of a network's passphrase; zero without one.
+pub fn network_of(passphrase: Option<&str>) -> [u8; 8] {
+    let Some(passphrase) = passphrase else { return [0; 8] };
+    let digest = Sha256::digest(passphrase.as_bytes());
+    digest.first_chunk().copied().expect("a digest has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_is_short_and_tells_long_ones_apart() {
+        assert_eq!(described("pipe", "cat x"), "pipe cat x");
+        let long = |last: &str| described("pipe", &("ä".repeat(300) + last));
+        assert!(long("a").len() <= 400 && long("a") != long("b"), "{}", long("a"));
+    }
+
+    #[test]
+    fn a_network_is_the_beginning_of_its_hash() {
+        // SHA-256 of the public network's passphrase, as every Stellar SDK has it: 7ac33997544e3175…
+        let public = network_of(Some("Public Global Stellar Network ; September 2015"));
+        assert_eq!(public, [0x7a, 0xc3, 0x39, 0x97, 0x54, 0x4e, 0x31, 0x75]);
+        assert_eq!(network_of(None), [0; 8]);
     }
 }

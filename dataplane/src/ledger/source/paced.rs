@@ -13,6 +13,9 @@ const PIECE_BYTES: usize = 32 << 10;
 /// How long after a ledger's end the next but one is made, at most: those who receive the last one are left in peace until then.
 const GIVE_BACK_NS_MAX: i64 = 20 * NANOS_PER_MILLI;
 
+/// A ledger that begins so much after it was due begins a new grid. A core that wakes up late for it, even on a busy host, does not.
+const LATE_NS: i64 = 5 * NANOS_PER_MILLI;
+
 enum State {
     /// The next ledger begins then.
     Pause {
@@ -69,6 +72,9 @@ impl Paced {
                 Ok(Poll::Finished)
             }
             Ready::Ledger(sequence, ledger) => {
+                if now - due > LATE_NS {
+                    self.cadence.late();
+                }
                 self.cadence.begun(now);
                 let bytes = ledger.len() as u64;
                 let window = Window::begin(self.window_ns, bytes, now);
@@ -125,5 +131,147 @@ impl Source for Paced {
 
     fn deadline(&self) -> Option<i64> {
         self.deadline
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ahead::Maker;
+    use super::*;
+    use crate::sys::clock;
+
+    /// Ledgers of 100,000 bytes, each byte the sequence; fails after the last.
+    struct Numbers {
+        next: u32,
+        last: u32,
+        fails: bool,
+    }
+
+    impl Maker for Numbers {
+        fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String> {
+            if self.next > self.last {
+                return if self.fails { Err("the disk is gone".into()) } else { Ok(None) };
+            }
+            ledger.clear();
+            ledger.resize(BYTES, self.next as u8);
+            self.next += 1;
+            Ok(Some(self.next - 1))
+        }
+    }
+
+    const BYTES: usize = 100_000;
+    const MILLI: i64 = NANOS_PER_MILLI;
+
+    fn paced(last: u32, fails: bool, window_ns: i64, interval_ns: i64) -> Paced {
+        let ahead = Ahead::start("numbers", Numbers { next: 1, last, fails }).expect("a thread");
+        Paced::new("numbers".into(), ahead, window_ns, interval_ns)
+    }
+
+    /// Asks until there is an answer other than "the thread is not there yet"; virtual time stands still meanwhile.
+    fn ask(source: &mut Paced, room: &mut [u8], now: i64) -> Result<Poll, SourceError> {
+        let end = clock::monotonic_ns() + 20_000 * MILLI;
+        loop {
+            let answer = source.poll(room, now);
+            if !matches!(answer, Ok(Poll::Wait)) || source.deadline().is_some() {
+                return answer;
+            }
+            assert!(clock::monotonic_ns() < end, "the thread made nothing");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_ledger_takes_its_window_and_a_core_is_woken_for_full_rooms_only() {
+        let mut source = paced(2, false, 10 * MILLI, 50 * MILLI);
+        source.start(1_000).expect("starts");
+        let mut room = vec![0; 40_000];
+        assert_eq!(
+            ask(&mut source, &mut room, 1_000).expect("runs"),
+            Poll::Begin { sequence: 1, bytes: Some(BYTES as u64) }
+        );
+        assert_eq!(ask(&mut source, &mut room, 1_000).expect("runs"), Poll::Wait);
+        assert_eq!(source.deadline(), Some(1_000 + 4 * MILLI), "when the room's last byte is due");
+        let looks = 1_000 + 3 * MILLI + MILLI / 2;
+        assert_eq!(ask(&mut source, &mut room, looks).expect("runs"), Poll::Bytes(35_000), "who looks gets pieces");
+        assert_eq!(ask(&mut source, &mut room[..5_000], looks).expect("runs"), Poll::Wait);
+        assert_eq!(ask(&mut source, &mut room[..5_000], 1_000 + 4 * MILLI).expect("runs"), Poll::Bytes(5_000));
+        assert_eq!(ask(&mut source, &mut room, 1_000 + 9 * MILLI).expect("runs"), Poll::Bytes(40_000));
+        assert_eq!(ask(&mut source, &mut room, 1_000 + 9 * MILLI).expect("runs"), Poll::Wait, "20,000 are left");
+        assert_eq!(ask(&mut source, &mut room, 1_000 + 10 * MILLI).expect("runs"), Poll::Bytes(20_000));
+        assert!(room[..20_000].iter().all(|byte| *byte == 1));
+        assert_eq!(ask(&mut source, &mut room, 1_000 + 10 * MILLI).expect("runs"), Poll::End);
+        // The grid: the next one 50 ms after the first, and a look before that to have another made.
+        assert_eq!(source.poll(&mut room, 1_000 + 11 * MILLI).expect("runs"), Poll::Wait);
+        assert_eq!(source.deadline(), Some(1_000 + 20 * MILLI));
+        assert_eq!(source.poll(&mut room, 1_000 + 20 * MILLI).expect("runs"), Poll::Wait);
+        assert_eq!(source.deadline(), Some(1_000 + 50 * MILLI));
+        let second = ask(&mut source, &mut room, 1_000 + 50 * MILLI).expect("runs");
+        assert_eq!(second, Poll::Begin { sequence: 2, bytes: Some(BYTES as u64) });
+        while ask(&mut source, &mut room, 2_000 * MILLI).expect("runs") != Poll::End {}
+        assert_eq!(ask(&mut source, &mut room, 3_000 * MILLI).expect("runs"), Poll::Finished);
+        assert_eq!(ask(&mut source, &mut room, 3_000 * MILLI).expect("runs"), Poll::Finished, "and stays so");
+    }
+
+    #[test]
+    fn who_was_not_asked_in_time_does_not_make_up_for_it() {
+        let mut source = paced(3, false, 0, 600 * MILLI);
+        source.start(0).expect("starts");
+        let mut room = vec![0; BYTES];
+        let mut begin = |now: i64| {
+            let begun = ask(&mut source, &mut room, now).expect("runs");
+            assert!(matches!(begun, Poll::Begin { .. }), "{begun:?} at {now}");
+            while ask(&mut source, &mut room, now).expect("runs") != Poll::End {}
+            assert_eq!(source.poll(&mut room, now).expect("runs"), Poll::Wait);
+            source.poll(&mut room, now + 100 * MILLI).expect("runs");
+            source.deadline().expect("a next one")
+        };
+        assert_eq!(begin(500 * MILLI), 1_100 * MILLI, "held back for half an interval");
+        assert_eq!(begin(1_101 * MILLI), 1_700 * MILLI, "a core that woke up a little late");
+    }
+
+    #[test]
+    fn without_a_window_and_an_interval_nothing_is_waited_for() {
+        let mut source = paced(3, false, 0, 0);
+        source.start(0).expect("starts");
+        let mut room = vec![0; 64 << 10];
+        let mut seen = Vec::new();
+        loop {
+            match ask(&mut source, &mut room, 0).expect("runs") {
+                Poll::Begin { sequence, .. } => seen.push((sequence, 0)),
+                Poll::Bytes(bytes) => seen.last_mut().expect("begun").1 += bytes,
+                Poll::End => {}
+                Poll::Finished => break,
+                Poll::Wait => panic!("nothing is due later"),
+            }
+        }
+        assert_eq!(seen, [(1, BYTES), (2, BYTES), (3, BYTES)]);
+    }
+
+    #[test]
+    fn an_error_of_the_maker_is_the_sources() {
+        let mut source = paced(1, true, 0, 0);
+        source.start(0).expect("starts");
+        let mut room = vec![0; BYTES];
+        let error = loop {
+            match ask(&mut source, &mut room, 0) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.to_string(), "the disk is gone");
+    }
+
+    #[test]
+    fn a_source_is_dropped_anywhere_without_leaving_its_thread() {
+        for looks in 0..6 {
+            let mut source = paced(u32::MAX, false, 0, 0);
+            source.start(0).expect("starts");
+            let mut room = vec![0; 64 << 10];
+            for _ in 0..looks {
+                ask(&mut source, &mut room, 0).expect("runs");
+            }
+            // Joins the thread.
+            drop(source);
+        }
     }
 }

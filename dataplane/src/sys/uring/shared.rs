@@ -12,28 +12,16 @@ use std::sync::Arc;
 use io_uring::opcode;
 use io_uring::types::Fd;
 
-use super::CoreRing;
 use super::held::Kept;
+use super::{CoreRing, Frozen};
 
 /// Most parts of one request: a quarter of what the kernel takes (`UIO_MAXIOV`, 1,024), and more than a ledger of 14.5 MiB has
 /// chunks of the default size.
 pub const PARTS_MAX: usize = 256;
 
-/// Bytes that several requests send from where they lie.
-pub trait SharedBytes: Send + Sync {
-    /// The bytes; the same for as long as the value lives.
-    fn shared_bytes(&self) -> &[u8];
-}
-
-impl SharedBytes for Vec<u8> {
-    fn shared_bytes(&self) -> &[u8] {
-        self
-    }
-}
-
 /// Parts to be sent on one connection, in order.
 pub struct Batch {
-    parts: VecDeque<Arc<dyn SharedBytes>>,
+    parts: VecDeque<Arc<dyn Frozen>>,
     /// Bytes of the first part that were sent.
     sent: usize,
     /// Bytes that were not sent, of all parts.
@@ -56,8 +44,8 @@ impl Default for Batch {
 
 impl Batch {
     /// Appends a part; an empty one is nothing.
-    pub fn push(&mut self, part: Arc<dyn SharedBytes>) {
-        let bytes = part.shared_bytes().len();
+    pub fn push(&mut self, part: Arc<dyn Frozen>) {
+        let bytes = part.bytes().len();
         if bytes > 0 {
             self.bytes += bytes;
             self.parts.push_back(part);
@@ -79,13 +67,18 @@ impl Batch {
         self.parts.len()
     }
 
+    /// The parts' bytes; of the first also what was sent.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|part| part.bytes())
+    }
+
     /// So many bytes were sent: parts that are sent whole are let go. Asserts that there were as many.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.bytes, "the kernel sends no more than it was given");
         self.bytes -= bytes;
         let mut sent = self.sent + bytes;
         while let Some(first) = self.parts.front() {
-            let whole = first.shared_bytes().len();
+            let whole = first.bytes().len();
             if sent < whole {
                 break;
             }
@@ -106,7 +99,7 @@ impl Batch {
         self.vectors.clear();
         let (mut from, mut room) = (self.sent, bytes_max);
         for part in self.parts.iter().take(PARTS_MAX) {
-            let bytes = &part.shared_bytes()[from..];
+            let bytes = &part.bytes()[from..];
             let taken = bytes.len().min(room);
             self.vectors.push(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: taken });
             (from, room) = (0, room - taken);
@@ -157,7 +150,7 @@ impl CoreRing {
 mod tests {
     use super::*;
 
-    fn part(bytes: &[u8]) -> Arc<dyn SharedBytes> {
+    fn part(bytes: &[u8]) -> Arc<dyn Frozen> {
         Arc::new(bytes.to_vec())
     }
 

@@ -12,7 +12,9 @@ use super::clock as offset;
 use super::server::{Meter, Server};
 use super::settings::Settings;
 use crate::cli::{Exit, Failure};
+use crate::config::LedgerSpin;
 use crate::ledger::assemble::{AssemblyError, StreamError};
+use crate::ledger::bearer;
 use crate::ledger::bench::payload::{self, Mismatch, Synthetic};
 use crate::ledger::bench::sample::{Sample, Sampler};
 use crate::ledger::bench::summary::{Clock, Cpu, Measured, Mode};
@@ -70,7 +72,7 @@ impl Broken {
 
     fn exit(&self) -> Exit {
         match self {
-            Broken::Follow(FollowError::Url(_) | FollowError::Tls(_)) => Exit::Usage,
+            Broken::Follow(FollowError::Url(_) | FollowError::Tls { .. } | FollowError::Authorization) => Exit::Usage,
             Broken::Follow(FollowError::Stream { source: ClientError::Refused { status, .. }, .. })
                 if *status < 500 =>
             {
@@ -123,11 +125,11 @@ pub fn run(settings: &Settings) -> Result<(Measured, Option<Failure>), Failure> 
     }
     bar.finish_and_clear();
     let clients = crowd.join();
-    let raw_fallbacks = match &server {
-        Some(server) => server.raw_fallbacks(),
-        None => offset::health(&url).and_then(|health| health["raw_fallbacks"].as_u64()),
+    let (raw_fallbacks, stopped) = match server.map(Server::stop) {
+        Some(Ok(raw_fallbacks)) => (Some(raw_fallbacks), Ok(())),
+        Some(Err(late)) => (None, Err(late)),
+        None => (offset::health(&url).and_then(|health| health["raw_fallbacks"].as_u64()), Ok(())),
     };
-    let stopped = server.map_or(Ok(()), Server::stop);
     let (mut measured, mut failed) = gather(settings, clients, interrupted);
     (measured.clock, measured.raw_fallbacks) = (Some(clock), raw_fallbacks);
     if let Some(what) = fault {
@@ -203,9 +205,10 @@ struct Crowd {
 impl Crowd {
     fn start(settings: &Settings, url: &str, server: Option<&Server>) -> Result<Crowd, Failure> {
         let arrived = Arc::new(AtomicU32::new(0));
+        let follow = follow_settings(settings)?;
         let mut crowd = Crowd { threads: Vec::new(), cancels: Vec::new(), arrived };
         for index in 0..settings.args.subscribers {
-            let follower = Follower::new(url, settings.range, follow_settings(settings));
+            let follower = Follower::new(url, settings.range, follow.clone());
             let follower = follower.map_err(|error| Failure::usage(error.to_string()))?;
             crowd.cancels.push(follower.canceller());
             let seat = Seat {
@@ -240,9 +243,18 @@ impl Crowd {
     }
 }
 
-fn follow_settings(_settings: &Settings) -> FollowSettings {
-    // A connection that is lost is the end of a measurement.
-    FollowSettings { retry_for: Some(Duration::ZERO), ..FollowSettings::default() }
+fn follow_settings(settings: &Settings) -> Result<FollowSettings, Failure> {
+    let token = settings.args.token_file.as_deref().map(bearer::read).transpose();
+    // A connection that is lost is the end of a measurement. Many clients have no CPU each to spin on.
+    let spin = settings.args.spin == LedgerSpin::Open && settings.args.subscribers == 1;
+    Ok(FollowSettings {
+        retry_for: Some(Duration::ZERO),
+        authorization: token.map_err(|error| Failure::usage(error.to_string()))?,
+        authorities: settings.args.ca.clone(),
+        flows: usize::from(settings.args.flows),
+        spin,
+        ..FollowSettings::default()
+    })
 }
 
 /// One client's thread.

@@ -112,6 +112,15 @@ pub struct Args {
     /// loopback: run the server in a network namespace of its own behind a link of this rate, as 5gbit (takes root).
     #[arg(long, value_name = "RATE", value_parser = link::rate)]
     pub link: Option<String>,
+    /// Connections that each client shares a ledger's chunks out to, where the server offers it.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub flows: u8,
+    /// remote: send the token in FILE (its first line) as Authorization: Bearer.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// remote: trust the certificate authorities in this PEM file too, with wss:// and https://.
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
     /// Clients; all of them check what they get, and the rows are those of the first.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub subscribers: u32,
