@@ -77,9 +77,9 @@ fn a_subscriber_gets_each_message_as_it_appears() {
     assert_eq!((raw.next(), raw.next()), (Got::Begin(6, true), Got::End(6, true)));
     let health = ask(&server, b"GET /healthz HTTP/1.1\r\n\r\n");
     let body = format!(
-        "{{\"oldest\":5,\"latest\":6,\"subscribers\":1,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\"}}\n"
+        "{{\"oldest\":5,\"latest\":6,\"subscribers\":1,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\""
     );
-    assert!(health.starts_with("HTTP/1.1 200 ") && health.ends_with(&body), "{health}");
+    assert!(health.starts_with("HTTP/1.1 200 ") && health.contains(&body), "{health}");
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_stalled_subscriber_catches_up_and_hurts_nobody() {
         next += 1;
     }
     assert_eq!((next, discarded), (9, 1), "the delivery that was given up came again, whole");
-    server.until_is(FanoutCounter::LiveAbandons, 1);
+    server.until(FanoutCounter::LiveAbandons, 1);
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn a_source_that_does_not_go_on_begins_another_run() {
     assert!(raw.head.contains(&server.view.run()), "{}", raw.head);
     assert_eq!(Raw::subscribe(server.address, "start=3").next(), close(4001, "too far behind: oldest=9 latest=9"));
     // A relay says itself that its upstream is another one; what that announces is announced here.
-    let upstream = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee; net=0102030405060708";
+    let upstream = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee; net=0707070707070707";
     server.push(Item::Run(upstream.into()));
     assert_eq!(raw.next(), close(1012, "retention reset"));
     server.ledger(50, &ledger_bytes(50, 100));
@@ -518,7 +518,7 @@ fn limits_hold_in_all_and_for_each_address() {
 
 #[test]
 fn a_frozen_peer_is_dropped_and_a_slow_one_is_not() {
-    let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.time.write_ns = 1_000 * MILLI))
+    let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.time.write_ns = 2_000 * MILLI))
     else {
         return;
     };
@@ -528,14 +528,20 @@ fn a_frozen_peer_is_dropped_and_a_slow_one_is_not() {
     let mut slow = Raw::subscribe(server.address, "start=1&end=1");
     server.until_is(FanoutCounter::Subscribers, 2);
     server.ledger(1, &bytes);
-    // Half a MiB every 100 ms: the server's sends come rarely, and what is acknowledged counts.
+    // A quarter of a MiB every 100 ms, for longer than the time-out: the server's sends come rarely, and what is acknowledged counts.
     let mut taken = Vec::new();
-    let mut buffer = vec![0; 512 << 10];
+    let mut buffer = vec![0; 256 << 10];
     while taken.len() < bytes.len() {
-        let read = slow.stream.read(&mut buffer).expect("a slow reader is not dropped");
-        assert_ne!(read, 0, "a slow reader is not dropped");
+        let read = match slow.stream.read(&mut buffer) {
+            Ok(read @ 1..) => read,
+            other => panic!(
+                "a slow reader is not dropped: {other:?} after {} bytes, {} time-outs",
+                taken.len(),
+                server.view.get(FanoutCounter::WriteTimeouts)
+            ),
+        };
         taken.extend_from_slice(&buffer[..read]);
-        clock::sleep(Duration::from_millis(if taken.len() < 16 << 20 { 100 } else { 0 }));
+        clock::sleep(Duration::from_millis(if taken.len() < 12 << 20 { 100 } else { 0 }));
     }
     server.until_is(FanoutCounter::WriteTimeouts, 1);
     drop(frozen);
