@@ -226,11 +226,16 @@ impl FanoutWorker {
     }
 
     fn change_run(&mut self, run: String) {
-        if run == self.parts.run {
+        // The run that it is already: ledgers are missing. What is kept goes, the name stays.
+        if run == self.parts.run && self.hub.bounds() == (0, 0) && self.hub.open_sequence().is_none() {
             return;
         }
         let parts = run_parts(&run);
-        tracing::info!(before = self.parts.run, now = run, "the source is another run: retention is reset");
+        tracing::info!(
+            before = self.parts.run,
+            now = run,
+            "what follows does not go on with what is kept: retention is reset"
+        );
         self.reset(parts.map(|parts| parts.0), parts.map(|parts| parts.1), 0);
         if self.archive.is_none() || parts.is_none() {
             self.parts.run = run;
