@@ -152,7 +152,7 @@ fn a_subscribers_close_is_echoed_with_its_code() {
         let (mut wire, _) = Wire::ask(server.address, "/stream?start=4");
         wire.say(0x88, &[&u16::to_be_bytes(code)[..], b"consumer done"].concat());
         assert_eq!(wire.frames(), (vec![], close(code, "")));
-        assert_eq!(wire.rest(), Vec::<u8>::new());
+        assert!(wire.rest().is_empty());
     }
 }
 

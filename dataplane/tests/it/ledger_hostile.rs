@@ -42,8 +42,7 @@ fn ends(stream: &mut TcpStream) -> bool {
 fn handshakes_that_do_not_come_to_an_end_are_ended() {
     let Some(mut server) = Fanout::start(hurried()) else { return };
     let mut good = Raw::subscribe(server.address, "start=1");
-    let mut silent: Vec<TcpStream> =
-        (0..20).map(|_| TcpStream::connect(server.address).expect("connects")).collect();
+    let mut silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(server.address).expect("connects")).collect();
     let mut slow = TcpStream::connect(server.address).expect("connects");
     let mut sent = 0;
     for byte in request("/stream") {

@@ -77,9 +77,9 @@ fn a_subscriber_gets_each_message_as_it_appears() {
     assert_eq!((raw.next(), raw.next()), (Got::Begin(6, true), Got::End(6, true)));
     let health = ask(&server, b"GET /healthz HTTP/1.1\r\n\r\n");
     let body = format!(
-        "{{\"oldest\":5,\"latest\":6,\"subscribers\":1,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\"}}\n"
+        "{{\"oldest\":5,\"latest\":6,\"subscribers\":1,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\""
     );
-    assert!(health.starts_with("HTTP/1.1 200 ") && health.ends_with(&body), "{health}");
+    assert!(health.starts_with("HTTP/1.1 200 ") && health.contains(&body), "{health}");
 }
 
 #[test]
@@ -91,8 +91,12 @@ fn who_waits_for_a_ledger_gets_it_live_however_fast_it_comes() {
         // All of it may be in the link before the worker looks.
         server.ledger(sequence, &ledger_bytes(sequence, 20_000));
         let got = raw.until(is_end(sequence));
-        let expected =
-            vec![Got::Begin(sequence, true), Got::Chunk(sequence, 0), Got::Chunk(sequence, 1), Got::End(sequence, true)];
+        let expected = vec![
+            Got::Begin(sequence, true),
+            Got::Chunk(sequence, 0),
+            Got::Chunk(sequence, 1),
+            Got::End(sequence, true),
+        ];
         assert_eq!(got, expected);
     }
 }
@@ -104,7 +108,9 @@ fn many_subscribers_get_the_same_bytes_and_an_encoder_is_waited_for() {
     let subscribers: Vec<_> = (0..24)
         .map(|_| {
             let url = url.clone();
-            std::thread::spawn(move || follow(&url, 1, 6, |sequence| ledger_bytes(sequence, 60_000 + sequence as usize)))
+            std::thread::spawn(move || {
+                follow(&url, 1, 6, |sequence| ledger_bytes(sequence, 60_000 + sequence as usize))
+            })
         })
         .collect();
     server.until_is(FanoutCounter::Subscribers, 24);
@@ -222,7 +228,7 @@ fn a_stalled_subscriber_catches_up_and_hurts_nobody() {
         next += 1;
     }
     assert_eq!((next, discarded), (9, 1), "the delivery that was given up came again, whole");
-    server.until_is(FanoutCounter::LiveAbandons, 1);
+    server.until(FanoutCounter::LiveAbandons, 1);
 }
 
 #[test]
@@ -342,7 +348,7 @@ fn a_source_that_does_not_go_on_begins_another_run() {
     assert!(raw.head.contains(&server.view.run()), "{}", raw.head);
     assert_eq!(Raw::subscribe(server.address, "start=3").next(), close(4001, "too far behind: oldest=9 latest=9"));
     // A relay says itself that its upstream is another one; what that announces is announced here.
-    let upstream = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee; net=0102030405060708";
+    let upstream = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee; net=0707070707070707";
     server.push(Item::Run(upstream.into()));
     assert_eq!(raw.next(), close(1012, "retention reset"));
     server.ledger(50, &ledger_bytes(50, 100));
@@ -379,7 +385,8 @@ fn assert_shared_out(got: &[Vec<Got>], start: u32, end: u32, chunks: u32) {
         let mut at = 0;
         for sequence in start..=end {
             assert!(matches!(got[at], Got::Begin(of, _) if of == sequence), "{:?}", got[at]);
-            let own: Vec<Got> = (flow..chunks).step_by(count as usize).map(|index| Got::Chunk(sequence, index)).collect();
+            let own: Vec<Got> =
+                (flow..chunks).step_by(count as usize).map(|index| Got::Chunk(sequence, index)).collect();
             assert_eq!(got[at + 1..at + 1 + own.len()], own[..]);
             at += own.len() + 1;
             assert!(matches!(got[at], Got::End(of, _) if of == sequence), "{:?}", got[at]);
@@ -409,9 +416,9 @@ fn several_flows_share_each_ledgers_chunks() {
             let first = Raw::subscribe(view_address, "start=4&end=5&flows=3");
             let id = first.head.split_once("; id=").expect("an offer").1[..16].to_string();
             let mut raws = vec![first];
-            raws.extend((1..3).map(|flow| {
-                Raw::subscribe(view_address, &format!("start=4&end=5&flow={flow}&flows=3&id={id}"))
-            }));
+            raws.extend(
+                (1..3).map(|flow| Raw::subscribe(view_address, &format!("start=4&end=5&flow={flow}&flows=3&id={id}"))),
+            );
             raws.iter_mut().map(|raw| raw.until(is_close)).collect::<Vec<_>>()
         }
     });
@@ -425,7 +432,9 @@ fn several_flows_share_each_ledgers_chunks() {
 
 #[test]
 fn flows_that_cannot_be_are_refused() {
-    let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.gate.flows_max = 2)) else { return };
+    let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.gate.flows_max = 2)) else {
+        return;
+    };
     server.ledger(1, &ledger_bytes(1, 100));
     let status = |query: &str| {
         let answer = ask(&server, &request(&format!("/stream?{query}")));
@@ -495,7 +504,10 @@ fn limits_hold_in_all_and_for_each_address() {
         let first = Raw::subscribe(server.address, "");
         let _second = Raw::subscribe(server.address, "");
         let answer = ask(&server, &request("/stream"));
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("\r\nRetry-After: 1\r\n"), "{answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("\r\nRetry-After: 1\r\n"),
+            "{answer}"
+        );
         assert!(ask(&server, b"GET /healthz HTTP/1.1\r\n\r\n").contains("\"subscribers\":2"));
         server.until_is(counter, 1);
         drop(first);
@@ -506,7 +518,8 @@ fn limits_hold_in_all_and_for_each_address() {
 
 #[test]
 fn a_frozen_peer_is_dropped_and_a_slow_one_is_not() {
-    let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.time.write_ns = 1_000 * MILLI)) else {
+    let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.time.write_ns = 2_000 * MILLI))
+    else {
         return;
     };
     server.chunk_bytes = 256 << 10;
@@ -515,14 +528,20 @@ fn a_frozen_peer_is_dropped_and_a_slow_one_is_not() {
     let mut slow = Raw::subscribe(server.address, "start=1&end=1");
     server.until_is(FanoutCounter::Subscribers, 2);
     server.ledger(1, &bytes);
-    // Half a MiB every 100 ms: the server's sends come rarely, and what is acknowledged counts.
+    // A quarter of a MiB every 100 ms, for longer than the time-out: the server's sends come rarely, and what is acknowledged counts.
     let mut taken = Vec::new();
-    let mut buffer = vec![0; 512 << 10];
+    let mut buffer = vec![0; 256 << 10];
     while taken.len() < bytes.len() {
-        let read = slow.stream.read(&mut buffer).expect("a slow reader is not dropped");
-        assert_ne!(read, 0, "a slow reader is not dropped");
+        let read = match slow.stream.read(&mut buffer) {
+            Ok(read @ 1..) => read,
+            other => panic!(
+                "a slow reader is not dropped: {other:?} after {} bytes, {} time-outs",
+                taken.len(),
+                server.view.get(FanoutCounter::WriteTimeouts)
+            ),
+        };
         taken.extend_from_slice(&buffer[..read]);
-        clock::sleep(Duration::from_millis(if taken.len() < 16 << 20 { 100 } else { 0 }));
+        clock::sleep(Duration::from_millis(if taken.len() < 12 << 20 { 100 } else { 0 }));
     }
     server.until_is(FanoutCounter::WriteTimeouts, 1);
     drop(frozen);
@@ -586,7 +605,9 @@ mod secure {
     fn a_stream_over_tls_is_the_same() {
         let directory = tempfile::tempdir().expect("a directory");
         let tls = certificate(directory.path());
-        let Some(mut server) = Fanout::start_with(settings(), Extra { tls: Some(tls), ..Extra::default() }) else { return };
+        let Some(mut server) = Fanout::start_with(settings(), Extra { tls: Some(tls), ..Extra::default() }) else {
+            return;
+        };
         server.chunk_bytes = 256 << 10;
         let bytes = |sequence: u32| ledger_bytes(sequence, 3 << 20);
         (1..=3).for_each(|sequence| server.ledger(sequence, &bytes(sequence)));

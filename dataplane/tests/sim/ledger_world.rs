@@ -1294,6 +1294,10 @@ impl Subscriber {
             }
             // A relay passes chunks on before it knows them to be good; what it never does is to say that they were.
             ClientError::Stream(StreamError::Protocol(AssemblyError::Unpack { .. })) => self.peer.corrupted,
+            // Where the ledger was begun again because of it, another flow may give the good END first.
+            ClientError::Stream(StreamError::Protocol(AssemblyError::Checksum { .. })) if self.flows > 1 => {
+                self.peer.corrupted
+            }
             ClientError::Truncated(_) => {
                 node.hub.outcome().is_some() && self.range.end().is_some_and(|end| end > latest)
             }
@@ -1317,7 +1321,7 @@ impl Subscriber {
 }
 
 /// Turns with faults; after them everything works, and everybody must come to an end.
-const TURNS: usize = 250;
+const TURNS: usize = 200;
 /// Turns after which whoever has not ended is stuck. A turn of the calm phase moves at least one piece to each subscriber.
 const CALM_TURNS: usize = 20_000;
 
