@@ -2,13 +2,13 @@
 //!
 //! A subscriber is a cursor. Behind the flow it gets whole ledgers from memory or from the store, with stamps of zero; at the flow
 //! it gets messages as they appear. When the flow moves on while it is inside a ledger, that delivery is given up and the ledger
-//! is sent again, whole, from what is kept. It has no queue, so its memory is bounded by what it is sending; it is never
-//! dropped for lagging, only for leaving retention (4001) or for taking nothing for [`WRITE_NS_MAX`].
+//! is sent again, whole, from what is kept. It has no queue and holds no ledger, only a place in one, so its memory is bounded by
+//! what it is sending; it is never dropped for lagging, only for leaving retention (4001) or for taking nothing for [`WRITE_NS_MAX`].
 
 use std::sync::Arc;
 
 use super::client::RUN_FIELD;
-use super::hub::{Hub, Kept, Outcome, Replay, Stored};
+use super::hub::{Hub, Kept, Outcome, Stored};
 use super::message::Encoded;
 use super::query::{self, Range};
 use super::share::{self, Asked, FLOWS_FIELD, Offer, Share};
@@ -45,8 +45,9 @@ enum At {
     Between,
     /// In the flow of this round: the message that comes next.
     Live { next: usize, round: u64 },
-    /// In a kept ledger's messages.
-    Memory(Replay, usize),
+    /// In a kept ledger that was in memory: the message that comes next. It is looked up anew at each step, since whoever held the
+    /// ledger would keep all of it in memory for as long as its subscriber likes.
+    Kept(usize),
     /// In a stored ledger's frames.
     Stored(Stored, u32),
 }
@@ -75,7 +76,7 @@ impl Cursor {
         match &self.at {
             At::Live { .. } => true,
             At::Between => self.next == 0 || hub.kept(self.next).is_none(),
-            At::Memory(..) | At::Stored(..) => false,
+            At::Kept(_) | At::Stored(..) => false,
         }
     }
 
@@ -100,13 +101,9 @@ impl Cursor {
                 let (next, round) = (*next, *round);
                 self.live(hub, next, round)
             }
-            At::Memory(replay, next) => {
-                let message = replay[*next].clone();
-                *next = self.share.next(*next + 1, Some(replay.len() - 1));
-                if *next == replay.len() {
-                    self.done();
-                }
-                Next::Message(message)
+            At::Kept(next) => {
+                let next = *next;
+                self.kept(hub, next)
             }
             At::Stored(stored, frame) => Next::Stored(*stored, *frame),
         }
@@ -159,6 +156,31 @@ impl Cursor {
         Next::Message(message.clone())
     }
 
+    /// Inside a kept ledger, wherever it is by now: its frames and their numbers are the same in memory and in the store.
+    fn kept(&mut self, hub: &Hub, next: usize) -> Next {
+        match hub.kept(self.next) {
+            Some(Kept::Memory(replay)) => {
+                let message = replay[next].clone();
+                let next = self.share.next(next + 1, Some(replay.len() - 1));
+                self.at = At::Kept(next);
+                if next == replay.len() {
+                    self.done();
+                }
+                Next::Message(message)
+            }
+            Some(Kept::Stored(stored)) => {
+                // END is not behind it, so the place is one of the stored frames; they are counted in a u32.
+                self.at = At::Stored(*stored, next as u32);
+                Next::Stored(*stored, next as u32)
+            }
+            // It left retention before it was sent whole, and cannot come again.
+            None => {
+                let (oldest, latest) = hub.bounds();
+                Next::Close(close::TOO_FAR_BEHIND, close::too_far_behind(oldest, latest))
+            }
+        }
+    }
+
     fn between(&mut self, hub: &Hub) -> Next {
         let open = hub.flow().filter(|flow| !flow.is_ended()).map(|flow| flow.sequence());
         if self.next == 0
@@ -178,14 +200,7 @@ impl Cursor {
             return self.live(hub, 0, flow.round());
         }
         match hub.kept(self.next) {
-            Some(Kept::Memory(replay)) => {
-                self.at = At::Memory(replay.clone(), 0);
-                self.step(hub)
-            }
-            Some(Kept::Stored(stored)) => {
-                self.at = At::Stored(*stored, 0);
-                Next::Stored(*stored, 0)
-            }
+            Some(_) => self.kept(hub, 0),
             None => self.outside(hub, open),
         }
     }

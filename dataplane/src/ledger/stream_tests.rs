@@ -306,6 +306,42 @@ fn a_ledger_pruned_under_a_replay_is_told_after_what_was_sent() {
 }
 
 #[test]
+fn a_replay_from_memory_goes_on_from_the_store_and_holds_no_ledger() {
+    let mut world = World::new();
+    (1..=3).for_each(|sequence| world.ledger(sequence));
+    let chunk = match world.hub.kept(2) {
+        Some(Kept::Memory(replay)) => Arc::downgrade(&replay[1]),
+        other => panic!("not in memory: {other:?}"),
+    };
+    let (mut first, mut stalled) = (Subscriber::new(range(2, 3)), Subscriber::new(range(2, 3)));
+    first.pump_some(&mut world, 3);
+    stalled.pump_some(&mut world, 1);
+    world.write();
+    // The test's own store and nobody else.
+    assert_eq!(chunk.strong_count(), 1, "a subscriber that stalls keeps nothing in memory");
+    first.pump(&mut world);
+    stalled.pump(&mut world);
+    for subscriber in [&first, &stalled] {
+        assert_eq!((subscriber.sequences(), &subscriber.ended), (vec![2, 3], &Some(Ok(()))));
+        assert_eq!(subscriber.got[0].3, 0, "in one piece");
+        subscriber.assert_bytes(&world);
+    }
+}
+
+#[test]
+fn a_ledger_that_leaves_memory_unwritten_under_a_replay_is_told() {
+    let mut world = World::new();
+    (1..=4).for_each(|sequence| world.ledger(sequence));
+    let mut subscriber = Subscriber::new(range(1, 0));
+    let frames = world.store[&1].len() + 2;
+    subscriber.pump_some(&mut world, frames);
+    world.hub.prune(4);
+    subscriber.pump(&mut world);
+    assert_eq!(subscriber.sequences(), [1]);
+    assert_eq!(subscriber.error(), &ClientError::TooFarBehind { requested: 2, bounds: Some((4, 4)) });
+}
+
+#[test]
 fn a_stalled_subscriber_gets_its_ledger_again_and_catches_up() {
     let mut world = World::new();
     world.ledger(1);
