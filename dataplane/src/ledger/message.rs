@@ -94,6 +94,11 @@ impl Encoded {
         &frame[header.expect("a frame that was written here")..]
     }
 
+    /// Bytes of memory that it keeps: the whole buffer, of which a packed chunk's frame may be a tenth.
+    pub fn held_bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Bytes of the ledger that it stands for; 0 for BEGIN and END.
     pub fn raw_bytes(&self) -> usize {
         self.raw_bytes
