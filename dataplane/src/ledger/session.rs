@@ -472,6 +472,9 @@ impl Connection {
     /// The other side took some of what is being sent; `drained`: all of it.
     pub fn progress(&mut self, drained: bool, now: i64) {
         self.sending_ns = (!drained).then_some(now);
+        if drained && self.is_closing() {
+            self.close_later(now);
+        }
     }
 
     /// Since when the other side has taken nothing of what is being sent; `None`: nothing is, or it just took something.
@@ -488,7 +491,8 @@ impl Connection {
     pub fn deadline(&self) -> Option<i64> {
         let waiting = match self.state {
             State::Request => Some(self.since_ns + self.limits.request_ns),
-            State::Closing => Some(self.since_ns + self.limits.close_ns),
+            // Before our close is on its way there is nothing to answer: who takes slowly what stands before it has the time to.
+            State::Closing if self.sending_ns.is_none() => Some(self.since_ns + self.limits.close_ns),
             _ => None,
         };
         let sending = self.sending_ns.map(|since| since + self.limits.write_ns);

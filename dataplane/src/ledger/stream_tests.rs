@@ -684,6 +684,29 @@ fn every_wait_for_the_other_side_is_bounded() {
     while !matches!(closing.poll(&mut world.hub, 7), Step::Wait) {}
     closing.progress(true, 7);
     assert_eq!(closing.deadline(), Some(7 + CLOSE_NS_MAX));
+    closing.on_time(7 + CLOSE_NS_MAX);
+    assert!(closing.is_cut_off());
+}
+
+#[test]
+fn who_takes_the_rest_slowly_has_its_time_to_answer_the_close() {
+    let mut world = World::new();
+    world.ledger(9);
+    let mut closing = upgraded(&mut world, "/stream?start=9&end=9");
+    while !matches!(closing.poll(&mut world.hub, 0), Step::Wait) {}
+    let mut now = 0;
+    for _ in 0..10 {
+        now += CLOSE_NS_MAX - 1;
+        closing.on_time(now);
+        assert!(!closing.is_cut_off(), "its close is not on its way yet");
+        closing.progress(false, now);
+    }
+    closing.progress(true, now);
+    assert_eq!(closing.deadline(), Some(now + CLOSE_NS_MAX), "from when all was sent");
+    // And one that takes nothing has no more than any other.
+    let mut stalled = upgraded(&mut world, "/stream?start=9&end=9");
+    while !matches!(stalled.poll(&mut world.hub, 0), Step::Wait) {}
+    assert_eq!(stalled.deadline(), Some(WRITE_NS_MAX));
 }
 
 // The client against bytes made by hand.
