@@ -365,6 +365,14 @@ impl Connection {
         matches!(&self.state, State::Streaming(cursor) if cursor.is_live(hub))
     }
 
+    /// The ledger that it waits for when a poll said so; 0: the first that comes. `None`: nothing that is published concerns it.
+    pub fn waits_for(&self) -> Option<u32> {
+        match &self.state {
+            State::Streaming(cursor) => Some(cursor.next),
+            _ => None,
+        }
+    }
+
     /// Which chunks it carries.
     pub fn share(&self) -> Share {
         match &self.state {

@@ -282,6 +282,7 @@ fn a_future_start_waits_and_a_stale_one_is_told() {
     let mut future = Subscriber::new(range(12, 12));
     future.pump(&mut world);
     assert!(future.got.is_empty() && future.ended.is_none());
+    assert_eq!(future.connection.waits_for(), Some(12));
     let mut stale = Subscriber::new(range(3, 0));
     stale.pump(&mut world);
     assert_eq!(stale.error(), &ClientError::TooFarBehind { requested: 3, bounds: Some((8, 10)) });
@@ -665,6 +666,7 @@ fn every_wait_for_the_other_side_is_bounded() {
     // A request that drips in.
     let mut slow = Connection::new(5);
     send(&mut slow, &world, b"GET /str");
+    assert_eq!(slow.waits_for(), None, "nothing that is published concerns it");
     assert_eq!(slow.deadline(), Some(5 + REQUEST_NS_MAX));
     slow.on_time(5 + REQUEST_NS_MAX - 1);
     assert!(matches!(slow.poll(&mut world.hub, 0), Step::Wait));

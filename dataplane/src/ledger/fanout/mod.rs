@@ -21,11 +21,13 @@ pub(super) mod gate;
 mod peer;
 pub(super) mod secure;
 mod stored;
+mod waiting;
 
 use gate::{Crowded, DoorOf, Gate};
 pub use gate::{GateLimits, TokenCheck};
 use peer::{Peer, Reading, Stage};
 pub(super) use secure::TlsServer;
+use waiting::Waiting;
 
 /// Most bytes of one send: four chunks of the default size. More would only lengthen the turn: a socket's buffer takes at most 4 MiB
 /// by default.
@@ -100,6 +102,8 @@ pub(super) struct Audience {
     accepting: bool,
     peers: Vec<Option<Peer>>,
     free: Vec<u32>,
+    /// What each of them waits for; who waits for nothing has a part in no publish.
+    waiting: Waiting,
     /// Connections to be polled, each once.
     ready: VecDeque<u32>,
     /// Those of them that are behind, while the others are polled.
@@ -138,6 +142,7 @@ impl Audience {
             accepting: false,
             peers: Vec::new(),
             free: Vec::new(),
+            waiting: Waiting::default(),
             ready: VecDeque::new(),
             behind: VecDeque::new(),
             wanted: VecDeque::new(),
@@ -238,6 +243,7 @@ impl Audience {
             }
         };
         self.peers[at] = Some(peer);
+        self.waiting.set(at, None);
         self.receive(cx, at, Vec::new());
     }
 
@@ -360,13 +366,15 @@ impl Audience {
         }
     }
 
-    /// Polls whom something may have come for: everybody who waits, where the hub has changed (`published`), and all that are ready.
+    /// Polls whom something may have come for: who waits for it, where the hub has changed (`published`), and all that are ready.
     /// Who is behind is bounded by what a turn may give. How many sends were made.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, published: bool) -> usize {
         let mut sends = 0;
         if published {
-            for at in 0..self.peers.len() {
-                if self.peers[at].as_ref().is_some_and(|peer| peer.waiting && !peer.sending) {
+            let (reached, mut from) = (self.waiting.reached(cx.hub), 0);
+            while let Some(at) = self.waiting.next(from, reached) {
+                from = at + 1;
+                if self.peers[at].as_ref().is_some_and(|peer| !peer.sending) {
                     sends += usize::from(self.fill(cx, at) > 0);
                 }
             }
@@ -418,7 +426,7 @@ impl Audience {
         }
         let mut batch = peer.rest.take().or_else(|| self.spare.pop()).unwrap_or_default();
         peer.stash.drain(..).for_each(|part| batch.push(part));
-        peer.waiting = false;
+        self.waiting.set(at, None);
         while batch.bytes() < share && batch.parts() < PARTS_MAX && !peer.ended && peer.reading == Reading::No {
             match peer.machine.poll(cx.hub, cx.now) {
                 Step::Bytes(bytes) => batch.push(Arc::new(bytes)),
@@ -429,7 +437,7 @@ impl Audience {
                     self.wanted.push_back(at as u32);
                 }
                 Step::Wait => {
-                    peer.waiting = true;
+                    self.waiting.set(at, peer.machine.waits_for());
                     break;
                 }
                 Step::End => peer.ended = true,
