@@ -18,6 +18,7 @@ use crate::sys::uring::shared::{Batch, PARTS_MAX};
 use crate::units::NANOS_PER_MILLI;
 
 pub(super) mod gate;
+mod handshakes;
 mod peer;
 pub(super) mod secure;
 mod stored;
@@ -25,6 +26,7 @@ mod waiting;
 
 use gate::{Crowded, DoorOf, Gate};
 pub use gate::{GateLimits, TokenCheck};
+use handshakes::Handshakes;
 use peer::{Peer, Reading, Stage};
 pub(super) use secure::TlsServer;
 use waiting::Waiting;
@@ -104,6 +106,8 @@ pub(super) struct Audience {
     free: Vec<u32>,
     /// What each of them waits for; who waits for nothing has a part in no publish.
     waiting: Waiting,
+    /// TLS handshakes that wait for their turn.
+    handshakes: Handshakes,
     /// Connections to be polled, each once.
     ready: VecDeque<u32>,
     /// Those of them that are behind, while the others are polled.
@@ -143,6 +147,7 @@ impl Audience {
             peers: Vec::new(),
             free: Vec::new(),
             waiting: Waiting::default(),
+            handshakes: Handshakes::default(),
             ready: VecDeque::new(),
             behind: VecDeque::new(),
             wanted: VecDeque::new(),
@@ -266,6 +271,28 @@ impl Audience {
         let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
         peer.receiving = false;
         let Some(bytes) = bytes.filter(|_| result > 0) else { return self.hung_up(at, result) };
+        if peer.stage == Stage::Open && peer.tls.as_ref().is_some_and(|session| session.is_handshaking()) {
+            // Nothing more is received until then, and its place stays its own.
+            peer.receiving = true;
+            return self.handshakes.put_aside(at as u32, bytes);
+        }
+        self.take_in(cx, at, bytes);
+    }
+
+    /// Steps of handshakes, as many as a turn may take.
+    fn shake_hands(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..self.handshakes.allowed(cx.hub.open_sequence().is_some(), cx.now) {
+            let Some((at, bytes)) = self.handshakes.take() else { return };
+            if let Some(peer) = self.peers[at as usize].as_mut() {
+                peer.receiving = false;
+                self.take_in(cx, at as usize, bytes);
+            }
+        }
+    }
+
+    /// What came on a connection.
+    fn take_in(&mut self, cx: &mut Context<'_>, at: usize, bytes: Vec<u8>) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
         match peer.stage {
             Stage::Closing => return self.forget_if_idle(at),
             // What comes after the end is dropped.
@@ -370,6 +397,7 @@ impl Audience {
     /// Who is behind is bounded by what a turn may give. How many sends were made.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, published: bool) -> usize {
         let mut sends = 0;
+        self.shake_hands(cx);
         if published {
             let (reached, mut from) = (self.waiting.reached(cx.hub), 0);
             while let Some(at) = self.waiting.next(from, reached) {
@@ -407,7 +435,7 @@ impl Audience {
 
     /// Whether somebody could be given something at once.
     pub(super) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || self.handshakes.is_due()
     }
 
     /// Gives a connection what comes next, in one send. How many bytes that are.
@@ -657,9 +685,10 @@ impl Audience {
         self.cut(at);
     }
 
-    /// When the time-outs are looked at next; `None`: there are none.
+    /// When the time-outs are looked at next, or a handshake may go on; `None`: there are none.
     pub(super) fn deadline(&self) -> Option<i64> {
-        (!self.is_empty() || !self.accepting).then_some(self.look_at)
+        let look = (!self.is_empty() || !self.accepting).then_some(self.look_at);
+        [look, self.handshakes.deadline()].into_iter().flatten().min()
     }
 
     /// Subscribers that follow live, and the rate of the slowest one whose rate is known.
