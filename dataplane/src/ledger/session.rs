@@ -12,6 +12,7 @@ use super::hub::{Hub, Kept, Outcome, Stored};
 use super::message::Encoded;
 use super::query::{self, Range};
 use super::share::{self, Asked, FLOWS_FIELD, Offer, Share};
+use crate::units::NANOS_PER_SECOND;
 use crate::wire::http::{self, Refusal, Request};
 use crate::wire::ledger::close;
 use crate::wire::websocket::{self, ControlKind, Event, FrameReader, Sender};
@@ -23,6 +24,9 @@ pub const WRITE_NS_MAX: i64 = 10_000_000_000;
 pub const REQUEST_NS_MAX: i64 = 10_000_000_000;
 /// Longest time to wait for the other side's half of a close; its library waits about as long for ours.
 pub const CLOSE_NS_MAX: i64 = 5_000_000_000;
+/// Most control frames of a connection within a second: the peer's client sends none of its own but its close, and a person's tool a
+/// ping now and then. Each costs the core a receive and perhaps an answer.
+pub const CONTROLS_PER_SECOND_MAX: u32 = 64;
 /// Most bytes of a subscriber's message: it has nothing to say but its close, and the peer's server reads as much.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
@@ -308,6 +312,9 @@ pub struct Connection {
     /// When the other side last took something of what is being sent; `None` while nothing is.
     sending_ns: Option<i64>,
     limits: TimeLimits,
+    /// Control frames since the second began that is counted.
+    controls: u32,
+    controls_ns: i64,
     cut_off: bool,
     answered: Option<u16>,
 }
@@ -345,6 +352,8 @@ impl Connection {
             since_ns: now,
             sending_ns: None,
             limits,
+            controls: 0,
+            controls_ns: now,
             cut_off: false,
             answered: None,
         }
@@ -547,16 +556,32 @@ impl Connection {
         }
     }
 
+    /// One more control frame; whether there are too many.
+    fn is_flood(&mut self, now: i64) -> bool {
+        if now - self.controls_ns >= NANOS_PER_SECOND {
+            (self.controls, self.controls_ns) = (0, now);
+        }
+        self.controls += 1;
+        self.controls > CONTROLS_PER_SECOND_MAX
+    }
+
     /// A subscriber's frames: only pings, pongs and its close have a meaning.
     fn frames(&mut self, now: i64) {
         loop {
             match self.reader.next() {
                 Ok(None) => return,
-                Ok(Some(Event::Pong)) => {}
+                Ok(Some(Event::Pong)) => {
+                    if self.is_flood(now) {
+                        return self.cut();
+                    }
+                }
                 Ok(Some(Event::Ping(payload))) => {
                     // The latest unanswered ping is enough; what is unsent bounds them.
                     if matches!(self.state, State::Streaming(_)) && self.out.is_empty() {
                         websocket::write_control(ControlKind::Pong, payload, None, &mut self.out);
+                    }
+                    if self.is_flood(now) {
+                        return self.cut();
                     }
                 }
                 Ok(Some(Event::Close { code, .. })) => {

@@ -10,7 +10,7 @@ use super::compress::Packer;
 use super::hub::{Hub, Kept, Outcome, Stored};
 use super::message::Encoded;
 use super::query::Range;
-use super::session::{CLOSE_NS_MAX, Connection, REQUEST_NS_MAX, Server, Step, WRITE_NS_MAX};
+use super::session::{CLOSE_NS_MAX, CONTROLS_PER_SECOND_MAX, Connection, REQUEST_NS_MAX, Server, Step, WRITE_NS_MAX};
 use super::synthetic::{self, Shape};
 use super::url::Url;
 use crate::wire::http;
@@ -586,7 +586,11 @@ fn upgraded(world: &mut World, target: &str) -> Connection {
 }
 
 fn send(connection: &mut Connection, world: &World, bytes: &[u8]) {
-    connection.on_bytes(bytes, &world.hub, Server { run: RUN, subscribers: 0 }, 0);
+    send_at(connection, world, bytes, 0);
+}
+
+fn send_at(connection: &mut Connection, world: &World, bytes: &[u8], now: i64) {
+    connection.on_bytes(bytes, &world.hub, Server { run: RUN, subscribers: 0 }, now);
 }
 
 fn control(kind: ControlKind, payload: &[u8]) -> Vec<u8> {
@@ -633,6 +637,24 @@ fn a_subscriber_that_speaks_or_breaks_a_rule_is_cut_off() {
 }
 
 #[test]
+fn who_floods_with_control_frames_is_cut_off() {
+    for kind in [ControlKind::Ping, ControlKind::Pong] {
+        let mut world = World::new();
+        let mut connection = upgraded(&mut world, "/stream?start=9");
+        let frame = control(kind, b"x");
+        for second in 0..3 {
+            for _ in 0..CONTROLS_PER_SECOND_MAX {
+                send_at(&mut connection, &world, &frame, second * 1_000 * MS + 1);
+            }
+            assert!(connection.is_subscriber(), "as many a second as it may");
+        }
+        send_at(&mut connection, &world, &frame, 2_000 * MS + 2);
+        assert!(connection.is_cut_off());
+        assert!(matches!(connection.poll(&mut world.hub, 0), Step::End));
+    }
+}
+
+#[test]
 fn an_idle_subscriber_is_small_whatever_it_sends() {
     let mut world = World::new();
     let mut connection = Connection::new(0);
@@ -641,15 +663,16 @@ fn an_idle_subscriber_is_small_whatever_it_sends() {
         send(&mut connection, &world, part);
     }
     assert!(matches!(connection.poll(&mut world.hub, 0), Step::Bytes(_)) && connection.is_subscriber());
-    for _ in 0..100 {
-        send(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]));
+    for second in 0..100 {
+        send_at(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]), second * 1_000 * MS);
         assert!(matches!(connection.poll(&mut world.hub, 0), Step::Bytes(_)));
     }
     assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
     // Pings without end while nothing is sent: one answer waits.
-    for _ in 0..10_000 {
-        send(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]));
+    for second in 100..10_000 {
+        send_at(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]), second * 1_000 * MS);
     }
+    assert!(connection.is_subscriber());
     assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
     // A message in parts is bounded as one in one piece is.
     let part = [0x02, 0xfe, 4, 0, 0, 0, 0, 0];
