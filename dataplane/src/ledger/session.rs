@@ -24,6 +24,9 @@ pub const WRITE_NS_MAX: i64 = 10_000_000_000;
 pub const REQUEST_NS_MAX: i64 = 10_000_000_000;
 /// Longest time to wait for the other side's half of a close; its library waits about as long for ours.
 pub const CLOSE_NS_MAX: i64 = 5_000_000_000;
+/// Most times that a request's head is parsed: it is looked at when a line is whole, and has at most [`http::HEADERS_MAX`] lines and
+/// three.
+const LOOKS_MAX: u32 = 2 * http::HEADERS_MAX as u32;
 /// Most control frames of a connection within a second: the peer's client sends none of its own but its close, and a person's tool a
 /// ping now and then. Each costs the core a receive and perhaps an answer.
 pub const CONTROLS_PER_SECOND_MAX: u32 = 64;
@@ -312,6 +315,8 @@ pub struct Connection {
     /// When the other side last took something of what is being sent; `None` while nothing is.
     sending_ns: Option<i64>,
     limits: TimeLimits,
+    /// How often the request's head was parsed.
+    looks: u32,
     /// Control frames since the second began that is counted.
     controls: u32,
     controls_ns: i64,
@@ -352,6 +357,7 @@ impl Connection {
             since_ns: now,
             sending_ns: None,
             limits,
+            looks: 0,
             controls: 0,
             controls_ns: now,
             cut_off: false,
@@ -395,6 +401,12 @@ impl Connection {
         matches!(self.state, State::Request)
     }
 
+    /// How often its request's head was parsed.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> u32 {
+        self.looks
+    }
+
     /// The status of the answer to its request, once there is one.
     pub fn answered(&self) -> Option<u16> {
         self.answered
@@ -415,8 +427,12 @@ impl Connection {
         if matches!(self.state, State::Reply | State::Gone) {
             return;
         }
+        // A head is whole with the end of a line; the first bytes tell what is no HTTP at all. Parsed at each byte, one that trickles
+        // would cost the square of its length.
+        let look = bytes.contains(&b'\n') || self.looks == 0;
         self.reader.feed(bytes);
-        if matches!(self.state, State::Request) {
+        if matches!(self.state, State::Request) && (look || self.reader.unread().len() >= http::HEAD_BYTES_MAX) {
+            self.looks += 1;
             self.request(hub, server, door);
         }
         if matches!(self.state, State::Streaming(_) | State::Closing) {
@@ -536,7 +552,10 @@ impl Connection {
     /// Reads the request, if it is whole, and answers it.
     fn request(&mut self, hub: &Hub, server: Server<'_>, door: &mut dyn Door) {
         let (bytes, answer) = match http::parse_request(self.reader.unread()) {
-            Ok(None) => return,
+            Ok(None) if self.looks < LOOKS_MAX => return,
+            Ok(None) => {
+                (0, Answer::refusal(&Refusal::new(400, "the request comes in too many pieces: send its head at once")))
+            }
             Ok(Some(request)) => (request.bytes, answer(&request, hub, server, door)),
             Err(error) => {
                 let status = if error == http::HeadError::TooLong { 431 } else { 400 };

@@ -575,6 +575,35 @@ fn http_is_answered_as_the_peer_answers_it() {
     assert!(answer.contains(&format!("Sluice-Run: {RUN}\r\n")));
 }
 
+#[test]
+fn a_request_that_trickles_is_parsed_line_by_line() {
+    let mut world = World::new();
+    let mut bytewise = Connection::new(0);
+    let request = upgrade("/stream?start=9").replace("Host: h", &format!("Host: h\r\nX: {}", "x".repeat(10_000)));
+    for byte in request.as_bytes().chunks(1) {
+        assert!(!bytewise.is_subscriber());
+        send(&mut bytewise, &world, byte);
+    }
+    assert!(bytewise.is_subscriber());
+    // The first line, and one for each that ends: never one a byte.
+    assert!(bytewise.looks() <= 2 + request.lines().count() as u32, "{}", bytewise.looks());
+    let mut empty = Connection::new(0);
+    for _ in 0..1_000 {
+        send(&mut empty, &world, b"\r\n");
+    }
+    assert_eq!((empty.answered(), empty.looks() < 1_000), (Some(400), true), "lines without end");
+    let mut endless = Connection::new(0);
+    send(&mut endless, &world, b"GET /");
+    for _ in 0..http::HEAD_BYTES_MAX {
+        send(&mut endless, &world, b"x");
+    }
+    assert_eq!(endless.answered(), Some(431));
+    let mut other = Connection::new(0);
+    send(&mut other, &world, &[22, 3, 1, 2, 0]);
+    assert_eq!(other.answered(), Some(400), "what is no HTTP is told at once");
+    assert!(matches!(other.poll(&mut world.hub, 0), Step::Bytes(_)));
+}
+
 /// An upgraded connection, and a way to send frames to it.
 fn upgraded(world: &mut World, target: &str) -> Connection {
     let mut connection = Connection::new(0);
