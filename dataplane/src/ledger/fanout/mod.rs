@@ -179,11 +179,16 @@ impl Audience {
         self.sending_live > 0
     }
 
-    /// Nobody is taken in any more.
+    /// Nobody is taken in any more, and who has asked for nothing yet is let go: there is nothing to drain.
     pub(super) fn close_door(&mut self, cx: &mut Context<'_>) {
         // The request holds the listener open.
         let _ = cx.ring.cancel(cx.base | ACCEPT, cx.base | CANCEL);
         self.listener = None;
+        for at in 0..self.peers.len() {
+            if self.peers[at].as_ref().is_some_and(|peer| peer.machine.is_waiting_for_request()) {
+                self.cut(at);
+            }
+        }
     }
 
     fn accept(&mut self, cx: &mut Context<'_>) {
