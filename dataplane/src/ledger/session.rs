@@ -510,6 +510,11 @@ impl Connection {
         }
     }
 
+    /// Something is on its way that was not asked for here, such as a session's own records: it is to be taken in the same time.
+    pub fn sending(&mut self, now: i64) {
+        self.sending_ns.get_or_insert(now);
+    }
+
     /// Since when the other side has taken nothing of what is being sent; `None`: nothing is, or it just took something.
     pub fn sending_since(&self) -> Option<i64> {
         self.sending_ns

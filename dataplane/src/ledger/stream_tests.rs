@@ -733,6 +733,16 @@ fn every_wait_for_the_other_side_is_bounded() {
     assert_eq!(frozen.deadline(), Some(200 * MS + WRITE_NS_MAX));
     frozen.on_time(200 * MS + WRITE_NS_MAX);
     assert!(matches!(frozen.poll(&mut world.hub, 0), Step::End));
+    // What goes out without its knowledge, also when it has no more to say.
+    let mut ended = upgraded(&mut world, "/stream?start=9");
+    send(&mut ended, &world, &control(ControlKind::Close, &[3, 232]));
+    assert!(matches!(ended.poll(&mut world.hub, 0), Step::Bytes(_)));
+    ended.progress(true, 0);
+    assert!(matches!(ended.poll(&mut world.hub, 0), Step::End));
+    assert_eq!(ended.deadline(), None);
+    ended.sending(3);
+    ended.sending(4);
+    assert_eq!(ended.deadline(), Some(3 + WRITE_NS_MAX));
     // A close that is not echoed.
     let mut closing = upgraded(&mut world, "/stream?start=9&end=9");
     while !matches!(closing.poll(&mut world.hub, 7), Step::Wait) {}

@@ -491,6 +491,10 @@ impl Audience {
             self.end_if_drained(cx, at);
             return 0;
         }
+        if let Some(peer) = self.peers[at].as_mut() {
+            // What TLS itself has to say is nothing that the machine knows of.
+            peer.machine.sending(cx.now);
+        }
         self.send(cx, at, batch)
     }
 
