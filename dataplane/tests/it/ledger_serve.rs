@@ -1,6 +1,6 @@
 //! The server of ledgers over real sockets: a fan-out worker on a core, fed by hand.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
@@ -255,12 +255,17 @@ fn a_drain_finishes_the_ledger_in_flight_and_says_why() {
     let Some(mut server) = Fanout::start_keeping(settings(), directory.path(), 100) else { return };
     let mut inside = Raw::subscribe(server.address, "start=1");
     let mut future = Raw::subscribe(server.address, "start=9");
+    let mut silent = TcpStream::connect(server.address).expect("connects");
+    server.until_is(FanoutCounter::Connections, 3);
     let bytes = ledger_bytes(1, 50_000);
     server.begin(1);
     server.chunks(&bytes[..20_000]);
     assert_eq!((inside.next(), inside.next()), (Got::Begin(1, true), Got::Chunk(1, 0)));
     let stopped = server.stop_beside(Duration::from_secs(20));
     assert_eq!(future.next(), close(1012, "server draining"), "who is in no ledger is let go at once");
+    silent.set_read_timeout(Some(Duration::from_secs(5))).expect("a time-out");
+    let ended = silent.read(&mut [0]).map_err(|error| error.kind());
+    assert!(matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)), "and so is who has asked for nothing: {ended:?}");
     server.chunks(&bytes[20_000..]);
     server.end();
     let got = inside.until(is_close);
