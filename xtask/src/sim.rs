@@ -7,7 +7,7 @@ use crate::shell;
 /// Arguments of `cargo xtask sim`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only the simulations whose name contains this (`full-day`, `store`, `arbiter`, `ring`, `ring-wan`, `ring-lapped`); dashes count as underscores.
+    /// Only the simulations whose name contains this (`full-day`, `store`, `arbiter`, `ring`, `ring-wan`, `ring-lapped`, `ledger`, `ledger-slow`, `ledger-restart`); dashes count as underscores.
     name: Option<String>,
     /// Seeds per simulation; without it the simulation's own number.
     #[arg(long)]

@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn end(sequence: u32, chunks: u32) -> Message<'static> {
-        Message::End(End { sequence, chunks, bytes: 0, emit_end_ns: 0, xxh64: 0 })
+        Message::End(End { sequence, chunks, bytes: 0, emit_end_ns: 0, xxh64: u64::from(sequence) })
     }
 
     /// Judges messages, each on the flow that must be due.
@@ -225,5 +225,113 @@ mod tests {
         let mut merge = Merge::new(2);
         judge(&mut merge, &[(0, begin(7), Verdict::Take), (0, chunk(7, 0), Verdict::Take)]);
         assert_eq!(merge.judge(1, &begin(8)), Err(AssemblyError::OtherBegin { open: 7, found: 8 }));
+    }
+
+    /// What a server sends on one flow of a ledger.
+    fn share(sequence: u32, chunks: u32, flow: u32, flows: u32) -> Vec<Message<'static>> {
+        let own = (flow..chunks).step_by(flows as usize).map(|index| chunk(sequence, index));
+        std::iter::once(begin(sequence)).chain(own).chain([end(sequence, chunks)]).collect()
+    }
+
+    #[test]
+    fn offers_are_read() {
+        let offer = |max, id: &str| Some(Offer { max, id: id.into() });
+        for (value, expected) in [
+            ("max=8; id=00ff", offer(8, "00ff")),
+            ("id=a-b_c.D;max=1", offer(1, "a-b_c.D")),
+            (" max = 2 ; more=x; id = 7 ", offer(2, "7")),
+            ("max=0; id=7", None),
+            ("max=x; id=7", None),
+            ("max=-1; id=7", None),
+            ("max=8", None),
+            ("id=7", None),
+            ("max=8; id=", None),
+            ("max=8; id=a b", None),
+            ("max=8; id=a&start=3", None),
+            ("", None),
+        ] {
+            assert_eq!(Offer::parse(value), expected, "{value:?}");
+        }
+        assert_eq!(Offer::parse(&format!("max=2; id={}", "x".repeat(ID_BYTES_MAX + 1))), None);
+    }
+
+    /// A small generator, so that a seed replays a run.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as usize % bound
+        }
+    }
+
+    /// What a reader sees of flows that begin ledgers again at will is each ledger once, in order.
+    #[test]
+    fn whatever_begins_again_each_ledger_comes_once_in_order() {
+        for seed in 0..2_000 {
+            let mut random = Random(seed);
+            let flows = 1 + random.below(5) as u32;
+            let ledgers: Vec<(u32, u32)> = (7..11).map(|sequence| (sequence, random.below(12) as u32)).collect();
+            let mut sent: Vec<std::collections::VecDeque<Message<'static>>> = Vec::new();
+            for flow in 0..flows {
+                let mut all = Vec::new();
+                for &(sequence, chunks) in &ledgers {
+                    let whole = share(sequence, chunks, flow, flows);
+                    // A flow alone is never put in order here; see the client.
+                    while flows > 1 && random.below(3) == 0 {
+                        all.extend_from_slice(&whole[..1 + random.below(whole.len() - 1)]);
+                    }
+                    all.extend(whole);
+                }
+                sent.push(all.into());
+            }
+            let mut merge = Merge::new(flows as usize);
+            let mut taken = Vec::new();
+            while let Some(message) = sent[merge.due()].pop_front() {
+                let due = merge.due();
+                let verdict = merge.judge(due, &message).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                if verdict == Verdict::Take {
+                    taken.push(message);
+                }
+            }
+            let expected: Vec<_> = ledgers.iter().flat_map(|&(s, chunks)| share(s, chunks, 0, 1)).collect();
+            assert_eq!(taken, expected, "seed {seed}, {flows} flows");
+        }
+    }
+
+    #[test]
+    fn what_has_no_place_in_its_flow_is_told() {
+        /// Judges messages in turn; the first error.
+        fn first_error(flows: usize, messages: &[Message<'_>]) -> Result<(), AssemblyError> {
+            let mut merge = Merge::new(flows);
+            messages.iter().try_for_each(|message| merge.judge(merge.due(), message).map(drop))
+        }
+        let cases = [
+            (vec![chunk(1, 0)], AssemblyError::NotOpen { name: "CHUNK", found: 1 }),
+            (vec![end(1, 0)], AssemblyError::NotOpen { name: "END", found: 1 }),
+            (vec![begin(1), begin(2)], AssemblyError::OtherBegin { open: 1, found: 2 }),
+            (vec![begin(1), chunk(1, 0), begin(2)], AssemblyError::OtherBegin { open: 1, found: 2 }),
+            (vec![begin(1), chunk(2, 0)], AssemblyError::OtherLedger { name: "CHUNK", open: 1, found: 2 }),
+            (vec![begin(1), chunk(1, 1)], AssemblyError::ChunkIndex { sequence: 1, expected: 0, found: 1 }),
+            (
+                vec![begin(1), chunk(1, 0), begin(1), chunk(1, 2)],
+                AssemblyError::ChunkIndex { sequence: 1, expected: 1, found: 2 },
+            ),
+            (vec![begin(1), end(1, 1)], AssemblyError::ChunkCount { sequence: 1, stated: 1, received: 0 }),
+            (
+                vec![begin(1), chunk(1, 0), begin(1), end(1, 0)],
+                AssemblyError::ChunkCount { sequence: 1, stated: 0, received: 1 },
+            ),
+        ];
+        for (messages, error) in cases {
+            assert_eq!(first_error(2, &messages), Err(error), "{messages:?}");
+        }
+        // Flow 1 ends ledger 1; flow 0 then says that it has other bytes.
+        let mut merge = Merge::new(2);
+        for message in [begin(1), chunk(1, 0), begin(1), end(1, 1)] {
+            merge.judge(merge.due(), &message).expect("legal");
+        }
+        let other = Message::End(End { sequence: 1, chunks: 1, bytes: 0, emit_end_ns: 0, xxh64: 99 });
+        assert_eq!(merge.judge(0, &other), Err(AssemblyError::EndsDiffer { sequence: 1 }));
     }
 }

@@ -138,7 +138,7 @@ mod tests {
         let serve = LedgerServe { cert: at("cert"), key: at("key"), tokens: at("tokens"), ..LedgerServe::new("c") };
         let errors = Reload::load(&serve).err().expect("refused");
         assert_eq!(errors.iter().map(ReloadError::key).collect::<Vec<_>>(), ["cert", "tokens"]);
-        let reload = Reload::load(&LedgerServe::new("c")).ok().expect("nothing to read");
+        let Ok(reload) = Reload::load(&LedgerServe::new("c")) else { panic!("there is nothing to read") };
         assert!(reload.tokens.is_none());
         reload.reload();
     }
@@ -149,7 +149,7 @@ mod tests {
         let path = folder.path().join("tokens");
         std::fs::write(&path, "0123456789abcdef").expect("writes");
         let serve = LedgerServe { tokens: Some(path.clone()), ..LedgerServe::new("c") };
-        let reload = Reload::load(&serve).ok().expect("loads");
+        let Ok(reload) = Reload::load(&serve) else { panic!("loads") };
         for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o602, true)] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("sets");
             let warnings = reload.warnings();
@@ -165,7 +165,7 @@ mod tests {
         let path = folder.path().join("tokens");
         std::fs::write(&path, "0123456789abcdef").expect("writes");
         let serve = LedgerServe { tokens: Some(path.clone()), ..LedgerServe::new("c") };
-        let reload = Reload::load(&serve).ok().expect("loads");
+        let Ok(reload) = Reload::load(&serve) else { panic!("loads") };
         let mut fan_out = reload.clone().tokens.expect("tokens");
         std::fs::write(&path, "fedcba9876543210").expect("writes");
         assert!(fan_out.authorized(None, Some("0123456789abcdef")));

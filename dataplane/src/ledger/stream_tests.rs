@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::assemble::{AssemblyError, Gap, Limits, StreamError};
 use super::chunker::{Chunker, Cut};
-use super::client::{Backoff, Client, ClientError, Polled, Truncated};
+use super::client::{Advanced, Backoff, Client, ClientError, Polled, Truncated};
 use super::compress::Packer;
 use super::hub::{Hub, Kept, Outcome, Stored};
 use super::message::Encoded;
@@ -849,4 +849,157 @@ fn waits_double_and_spread_and_begin_again() {
     assert_eq!(backoff.next_ns(0), Backoff::MOST_NS / 2);
     backoff.reset();
     assert_eq!(backoff.next_ns(0), Backoff::FIRST_NS / 2);
+}
+
+// Several flows of one subscription.
+
+/// A client of `flows` flows whose first connection was answered with this run and offer.
+fn offered(range: Range, flows: usize, run: &str, offer: &str) -> (Client, Url) {
+    let mut client = Client::with_flows(range, Limits::default(), flows).expect("zstd");
+    let url = Url::parse("ws://h:1").expect("a URL");
+    client.connect(&url, None, [3; 24]);
+    answer_line(&mut client, 0, run, offer);
+    (client, url)
+}
+
+/// Answers the request of a connection; what it asked for.
+fn answer_line(client: &mut Client, flow: usize, run: &str, offer: &str) -> String {
+    let request = String::from_utf8(client.line(flow).output().to_vec()).expect("text");
+    client.line(flow).sent(request.len());
+    let parsed = http::parse_request(request.as_bytes()).expect("HTTP").expect("whole");
+    let accept = http::judge_upgrade(&parsed).expect("an upgrade");
+    let head = http::upgrade_response(&accept, &[("Sluice-Run", run), ("Sluice-Flows", offer)]);
+    client.line(flow).feed(&head);
+    parsed.target.to_string()
+}
+
+/// The frames of the world's last ledger that flow `flow` of `flows` carries.
+fn shared_out(world: &World, flow: usize, flows: usize) -> Vec<u8> {
+    let messages = world.hub.flow().expect("a flow").messages();
+    let last = messages.len() - 1;
+    let carried = |at: usize| at == 0 || at == last || (at - 1) % flows == flow;
+    let carried = messages.iter().enumerate().filter(|(at, _)| carried(*at));
+    carried.flat_map(|(_, message)| message.frame().to_vec()).collect()
+}
+
+#[test]
+fn flows_are_asked_for_as_the_server_offers_them() {
+    let offer = "max=3; id=00000000000000ab";
+    let (mut client, url) = offered(range(7, 9), 8, RUN, offer);
+    assert_eq!(client.lines(), 1, "not before the answer is read");
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    assert_eq!(client.lines(), 3);
+    for flow in 1..3 {
+        client.connect_flow(flow, &url, None, [4; 24]);
+        let target = answer_line(&mut client, flow, RUN, offer);
+        assert_eq!(target, format!("/stream?flow={flow}&flows=3&id=00000000000000ab&start=7&end=9"));
+    }
+    // At the tip the others wait for the first one's beginning.
+    let (mut client, url) = offered(Range::TIP, 2, RUN, offer);
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    assert_eq!(client.lines(), 1);
+    client.feed(Encoded::begin(&Begin { sequence: 40, emit_start_ns: 5 }).frame());
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    assert_eq!(client.lines(), 2);
+    client.connect_flow(1, &url, None, [4; 24]);
+    let target = answer_line(&mut client, 1, RUN, offer);
+    assert_eq!(target, "/stream?flow=1&flows=2&id=00000000000000ab&start=40");
+    // One flow is not asked for, and a server that speaks of none is followed over one connection.
+    let (_, request) = answered(range(7, 9), |accept| http::upgrade_response(accept, &[]));
+    assert!(!request.contains("flows"), "{request}");
+    let (mut client, _) = offered(range(7, 9), 4, RUN, "max=1; id=ab");
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    assert_eq!(client.lines(), 1);
+    for offer in ["max=3", "max=3; id=a b", "id=ab"] {
+        let (mut client, _) = offered(range(7, 9), 4, RUN, offer);
+        let error = client.advance().expect_err("no such offer");
+        assert_eq!(error, ClientError::Offer { value: offer.into() });
+    }
+}
+
+#[test]
+fn flows_that_come_in_any_order_make_each_ledger_once() {
+    for seed in 0..200_u64 {
+        let mut world = World::new();
+        let flows = 2 + seed as usize % 3;
+        let offer = "max=4; id=ab";
+        let (mut client, url) = offered(range(1, 3), flows, RUN, offer);
+        assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+        let mut unsent: Vec<Vec<u8>> = vec![Vec::new(); flows];
+        for sequence in 1..=3 {
+            world.ledger(sequence);
+            unsent.iter_mut().enumerate().for_each(|(flow, bytes)| bytes.extend(shared_out(&world, flow, flows)));
+        }
+        let (mut random, mut connected, mut got) = (seed.wrapping_mul(2) + 1, 1, Vec::new());
+        while got.len() < 3 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let flow = (random >> 40) as usize % flows;
+            if flow >= connected {
+                client.connect_flow(connected, &url, None, [4; 24]);
+                answer_line(&mut client, connected, RUN, offer);
+                connected += 1;
+                continue;
+            }
+            let piece = ((random >> 20) as usize % 9_000).min(unsent[flow].len());
+            let piece: Vec<u8> = unsent[flow].drain(..piece).collect();
+            client.line(flow).feed(&piece);
+            while client.advance().unwrap_or_else(|error| panic!("seed {seed}: {error}")) == Advanced::Ledger {
+                let ledger = client.ledger().expect("verified");
+                assert!(ledger.bytes == world.ledger_bytes(ledger.sequence) && ledger.is_live(), "seed {seed}");
+                got.push(ledger.sequence);
+            }
+        }
+        assert_eq!(got, [1, 2, 3], "seed {seed}");
+        assert_eq!(client.advance(), Ok(Advanced::Done));
+    }
+}
+
+#[test]
+fn flows_of_two_runs_are_never_joined_and_a_lost_group_is_asked_for_anew() {
+    let offer = "max=2; id=ab";
+    let (mut client, url) = offered(range(7, 9), 2, RUN, offer);
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    client.connect_flow(1, &url, None, [4; 24]);
+    answer_line(&mut client, 1, "another", offer);
+    let error = client.advance().expect_err("another run");
+    assert!(matches!(error, ClientError::FlowsApart) && error.is_retryable(), "{error}");
+    // The server has forgotten the group: all of it is tried again.
+    let (mut client, url) = offered(range(7, 9), 2, RUN, offer);
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    client.connect_flow(1, &url, None, [4; 24]);
+    client.line(1).feed(&http::refusal_response(&http::Refusal::new(409, "no such subscription")));
+    let error = client.advance().expect_err("refused");
+    assert!(error.is_retryable(), "{error}");
+    client.connect(&url, None, [5; 24]);
+    assert_eq!(client.lines(), 1);
+}
+
+#[test]
+fn a_flow_that_begins_again_with_other_chunks_is_another_attempt_and_no_fault() {
+    let offer = "max=2; id=ab";
+    let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    client.connect_flow(1, &url, None, [4; 24]);
+    answer_line(&mut client, 1, RUN, offer);
+    let (mut world, mut other) = (World::new(), World::new());
+    other.chunker = Chunker::new(Cut::new(5000, None).expect("a cut"));
+    world.ledger(1);
+    other.ledger(1);
+    // Flow 1 gives its first chunk, and then, as its server's source began anew, the ledger in other chunks.
+    let begun = world.hub.flow().expect("a flow").messages();
+    let first: Vec<u8> = [&begun[0], &begun[2]].iter().flat_map(|message| message.frame().to_vec()).collect();
+    client.line(1).feed(&first);
+    client.line(1).feed(&shared_out(&other, 1, 2));
+    client.line(0).feed(&shared_out(&world, 0, 2));
+    let error = client.advance().expect_err("they do not fit together");
+    assert!(matches!(error, ClientError::Mixed { sequence: 1, .. }) && error.is_retryable(), "{error}");
+    // Without a second beginning it is the server's fault.
+    let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    client.connect_flow(1, &url, None, [4; 24]);
+    answer_line(&mut client, 1, RUN, offer);
+    client.line(1).feed(&shared_out(&other, 1, 2));
+    client.line(0).feed(&shared_out(&world, 0, 2));
+    let error = client.advance().expect_err("they do not fit together");
+    assert!(!error.is_retryable(), "{error}");
 }

@@ -186,7 +186,12 @@ fn a_token_is_sent_and_one_that_is_wrong_is_final() {
     let file = folder.path().join("token");
     std::fs::write(&file, "secret\n").expect("written");
     let check = |authorization: Option<&str>, _: Option<&str>| authorization == Some("Bearer secret");
-    let Some(mut server) = Fanout::start_with(fanout::settings(), Some(Box::new(check))) else { return };
+    let Some(mut server) = Fanout::start_with(
+        fanout::settings(),
+        fanout::Extra { tokens: Some(Box::new(check)), ..fanout::Extra::default() },
+    ) else {
+        return;
+    };
     (1..=2).for_each(|sequence| server.ledger(sequence, &ledger(sequence)));
     let authorized = || FollowSettings { authorization: Some(bearer::read(&file).expect("a token")), ..flows(2) };
     assert_eq!(follow(&server.url(), 1, Some(2), authorized()), (2, 1));

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use sluice::ledger::client::{ClientError, Truncated};
+use sluice::ledger::event::Item;
 use sluice::ledger::fanout_worker::FanoutSettings;
 use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
 use sluice::ledger::hub::Outcome;
@@ -136,6 +137,24 @@ fn a_reset_of_retention_ends_with_1012() {
 }
 
 #[test]
+fn ledgers_that_are_missing_end_what_is_kept_and_the_run_keeps_its_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let Some(mut server) = Fanout::start_keeping(settings(), directory.path(), 100) else { return };
+    let name = |head: &str| head.lines().find_map(|line| line.strip_prefix("Sluice-Run: ")).expect("a run").to_string();
+    (3..=4).for_each(|sequence| server.ledger(sequence, &ledger_bytes(sequence, BYTES)));
+    let (mut wire, head) = Wire::ask(server.address, "/stream?start=5");
+    let run = name(&head);
+    // What a relay says whose upstream does not have the next ledger any more.
+    server.push(Item::Run(run.clone()));
+    assert_eq!(wire.frames(), (vec![], close(1012, "retention reset")));
+    server.ledger(9, &ledger_bytes(9, BYTES));
+    server.until_is(FanoutCounter::Oldest, 9);
+    let (mut wire, head) = Wire::ask(server.address, "/stream?start=5");
+    assert_eq!(name(&head), run);
+    assert_eq!(wire.frames(), (vec![], close(4001, "too far behind: oldest=9 latest=9")));
+}
+
+#[test]
 fn a_subscriber_that_speaks_is_cut_off_without_a_close() {
     let Some(mut server) = kept(3, 3, false) else { return };
     for (first, payload) in [(0x82, &b"hello"[..]), (0x81, b"text"), (0x82, &[0; 1025]), (0xc2, b"rsv")] {
@@ -152,7 +171,7 @@ fn a_subscribers_close_is_echoed_with_its_code() {
         let (mut wire, _) = Wire::ask(server.address, "/stream?start=4");
         wire.say(0x88, &[&u16::to_be_bytes(code)[..], b"consumer done"].concat());
         assert_eq!(wire.frames(), (vec![], close(code, "")));
-        assert_eq!(wire.rest(), []);
+        assert!(wire.rest().is_empty());
     }
 }
 

@@ -110,7 +110,7 @@ fn planted_bugs_of_server_and_client_are_caught() {
 
 #[test]
 fn planted_bugs_of_retention_are_caught() {
-    let bugs = [Bug::TornIsWhole, Bug::SyncLies, Bug::ShortIsWhole, Bug::ResetKeepsSegments, Bug::WrongPlace];
+    let bugs = [Bug::TornIsWhole, Bug::SyncLies, Bug::ShortIsWhole, Bug::ReadUnchecked, Bug::WrongPlace];
     all_caught(&bugs, PLANTED_SEEDS, world);
 }
 

@@ -21,7 +21,7 @@ const PLAN: Plan = Plan {
     ledger_bytes_max: 9_000,
 };
 
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 300;
 
 fn world(seed: u64, bug: Bug) -> Result<Tally, String> {
     // Other worlds than those of the first simulation.

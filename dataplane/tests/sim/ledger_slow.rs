@@ -187,7 +187,7 @@ impl Slow {
             encoders: ends,
             policy,
             level: 1,
-            links: None,
+            load: Arc::default(),
             renumber: None,
             spin_while_open: false,
             drain_ns: 0,

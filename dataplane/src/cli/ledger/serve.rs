@@ -491,7 +491,7 @@ mod tests {
 
     /// What the command says of a line that it refuses.
     fn refusal(line: &[&str]) -> String {
-        settings(&args(line).expect("parses")).err().expect("refused").message
+        settings(&args(line).expect("parses")).expect_err("refused").message
     }
 
     #[test]

@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn limits_hold_in_all_and_for_each_address() {
         let mut gate = Gate::new(GateLimits { subscribers_max: 3, per_address_max: 2, flows_max: 4 });
-        let mut enter = |gate: &mut Gate, last| {
+        let enter = |gate: &mut Gate, last| {
             gate.connect(address(last)).expect("room for a connection");
             gate.enter(address(last), Share::WHOLE, None, false).map_err(|refusal| refusal.status)
         };

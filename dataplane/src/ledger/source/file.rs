@@ -330,7 +330,10 @@ impl Framed {
                     ledger.extend_from_slice(bytes);
                     false
                 }
-                Part::End => return Ok(self.at = self.end - input.len()),
+                Part::End => {
+                    self.at = self.end - input.len();
+                    return Ok(());
+                }
                 Part::More => true,
                 Part::Begin { .. } => unreachable!("asked for only inside a record"),
             };

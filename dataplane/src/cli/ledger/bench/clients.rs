@@ -125,11 +125,11 @@ pub fn run(settings: &Settings) -> Result<(Measured, Option<Failure>), Failure> 
     }
     bar.finish_and_clear();
     let clients = crowd.join();
-    let raw_fallbacks = match &server {
-        Some(server) => server.raw_fallbacks(),
-        None => offset::health(&url).and_then(|health| health["raw_fallbacks"].as_u64()),
+    let (raw_fallbacks, stopped) = match server.map(Server::stop) {
+        Some(Ok(raw_fallbacks)) => (Some(raw_fallbacks), Ok(())),
+        Some(Err(late)) => (None, Err(late)),
+        None => (offset::health(&url).and_then(|health| health["raw_fallbacks"].as_u64()), Ok(())),
     };
-    let stopped = server.map_or(Ok(()), Server::stop);
     let (mut measured, mut failed) = gather(settings, clients, interrupted);
     (measured.clock, measured.raw_fallbacks) = (Some(clock), raw_fallbacks);
     if let Some(what) = fault {

@@ -1,19 +1,22 @@
 //! The server of a loopback run: in this process, or behind a link in a process of its own.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock as offset;
 use super::link::Link;
 use super::settings::Settings;
+use crate::cli::ledger::server::Running;
 use crate::cli::{Exit, Failure, Outcome};
+use crate::config;
 use crate::ledger::source::Source;
 use crate::ledger::source::captive::{self, CaptiveSettings};
 use crate::ledger::source::pipe::{self, PipeSettings};
+use crate::ledger::stats::FanoutCounter;
 use crate::sys::netns::Namespace;
 use crate::sys::signal::{Asked, Signals};
 use crate::sys::{clock, random};
@@ -97,7 +100,7 @@ impl Server {
     /// Where it is.
     pub fn url(&self) -> String {
         let address = match self {
-            Server::Inside(inside) => inside.address,
+            Server::Inside(inside) => inside.running.address(),
             Server::Linked(linked) => linked.link.address(),
         };
         format!("ws://{address}")
@@ -119,16 +122,18 @@ impl Server {
         }
     }
 
-    /// Chunks that it sent raw because encoding was behind.
-    pub fn raw_fallbacks(&self) -> Option<u64> {
-        self.health()?["raw_fallbacks"].as_u64()
-    }
-
-    fn health(&self) -> Option<serde_json::Value> {
-        let url = self.url();
+    /// Whether this many ledgers are kept, and on the disk as far as can be told.
+    fn is_filled(&self, count: u32) -> bool {
+        let count = u64::from(count);
         match self {
-            Server::Inside(_) => offset::health(&url),
-            Server::Linked(linked) => linked.link.client().run(|| offset::health(&url)).ok().flatten(),
+            Server::Inside(inside) => {
+                inside.get(FanoutCounter::Latest) >= count && inside.get(FanoutCounter::MemoryBytes) == 0
+            }
+            Server::Linked(linked) => {
+                let url = self.url();
+                let health = linked.link.client().run(|| offset::health(&url)).ok().flatten();
+                health.is_some_and(|health| health["latest"].as_u64() >= Some(count))
+            }
         }
     }
 
@@ -141,7 +146,7 @@ impl Server {
             if let Some(what) = self.fault() {
                 return Err(Failure::host(what));
             }
-            if self.health().is_some_and(|health| health["latest"].as_u64() >= Some(u64::from(count))) {
+            if self.is_filled(count) {
                 return Ok(false);
             }
             match signals.wait(LOOK_EVERY) {
@@ -160,11 +165,11 @@ impl Server {
         }
     }
 
-    /// Ends it, and removes what it kept.
+    /// Ends it, and removes what it kept; the chunks that it sent raw because encoding was behind.
     ///
     /// # Errors
     /// When it does not end in time.
-    pub fn stop(self) -> Result<(), Failure> {
+    pub fn stop(self) -> Result<u64, Failure> {
         match self {
             Server::Inside(inside) => inside.stop(),
             Server::Linked(linked) => linked.stop(),
@@ -177,6 +182,7 @@ pub struct Linked {
     child: Child,
     /// The process ends when this does, however we end.
     stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
     link: Link,
 }
 
@@ -189,18 +195,20 @@ impl Linked {
         let mut child =
             link.spawn(command).map_err(|error| Failure::host(format!("--link: the server's process: {error}")))?;
         let stdin = child.stdin.take();
-        let stdout = child.stdout.take();
-        let linked = Linked { child, stdin, link };
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut linked = Linked { child, stdin, stdout, link };
         // The line comes when it listens; without it, the process has said why on standard error.
-        let mut line = String::new();
-        let said = stdout.map_or(Ok(0), |stdout| BufReader::new(stdout).read_line(&mut line));
-        match said {
-            Ok(1..) => Ok(linked),
-            _ => {
-                let status = linked.end()?;
-                Err(Failure::host(format!("--link: the server's process ended: {status}")))
-            }
+        if linked.line().is_some() {
+            return Ok(linked);
         }
+        let status = linked.end()?;
+        Err(Failure::host(format!("--link: the server's process ended: {status}")))
+    }
+
+    /// What it says next; `None` when it says no more.
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).ok().filter(|&bytes| bytes > 0).map(|_| line)
     }
 
     fn fault(&self) -> Option<String> {
@@ -210,15 +218,17 @@ impl Linked {
         (!matches!(state, Some('R' | 'S' | 'D' | 'T' | 't'))).then(|| "the server's process has ended".into())
     }
 
-    fn stop(self) -> Result<(), Failure> {
+    fn stop(mut self) -> Result<u64, Failure> {
         let status = self.end()?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(Failure::host(format!("the server's process: {status}"))),
+        // What it said last is in the pipe.
+        let raw_fallbacks = self.line().and_then(|line| line.trim().parse().ok());
+        match (status.success(), raw_fallbacks) {
+            (true, Some(raw_fallbacks)) => Ok(raw_fallbacks),
+            _ => Err(Failure::host(format!("the server's process: {status}"))),
         }
     }
 
-    fn end(mut self) -> Result<std::process::ExitStatus, Failure> {
+    fn end(&mut self) -> Result<std::process::ExitStatus, Failure> {
         drop(self.stdin.take());
         let end = clock::monotonic_ns() + PATIENCE_NS;
         let failed = |error| Failure::host(format!("waiting for the server's process: {error}"));
@@ -246,34 +256,56 @@ impl Drop for Linked {
 
 /// A server on cores of this process.
 pub struct Inside {
-    address: SocketAddr,
-    _folder: Folder,
+    running: Running,
+    /// What it keeps; removed after the cores have ended.
+    folder: Folder,
 }
 
 impl Inside {
     fn start(settings: &Settings, listen: SocketAddr) -> Result<Inside, Failure> {
         let folder = Folder::new(None)?;
         let config = settings.config(listen, folder.path().into());
-        Err(Failure::host(format!("no server for {} cores", config.cores.len())))
+        let findings: Vec<String> =
+            config::check(&config).iter().map(|finding| format!("{}: {}", finding.key, finding.what)).collect();
+        if !findings.is_empty() {
+            return Err(Failure::usage(findings.join("; ")));
+        }
+        Ok(Inside { running: Running::start(&config, true)?, folder })
+    }
+
+    fn get(&self, counter: FanoutCounter) -> u64 {
+        self.running.status().fanout.get(counter)
     }
 
     fn fault(&self) -> Option<String> {
-        None
+        let failed = || self.running.ended()?.err().map(|why| format!("the source failed: {why}"));
+        self.running.fault().or_else(failed)
     }
 
-    fn stop(self) -> Result<(), Failure> {
-        Ok(())
+    /// Ends it; the chunks that it sent raw because encoding was behind.
+    fn stop(self) -> Result<u64, Failure> {
+        let Inside { running, folder } = self;
+        let status = running.status().clone();
+        running.stop()?;
+        drop(folder);
+        Ok(status.fanout.get(FanoutCounter::RawFallbacks))
     }
 }
 
-/// The life of a server's process: until standard input ends.
+/// The life of a server's process: until standard input ends. It says where it listens, and at the end what it counted.
 pub fn child(settings: &Settings, address: SocketAddr) -> Outcome {
+    // The terminal's interrupt is its parent's to handle.
     let _signals = Signals::take().map_err(|error| Failure::host(format!("signalfd: {error}")))?;
     let server = Inside::start(settings, address)?;
-    println!("{address}");
+    let mut output = std::io::stdout();
+    // Where nobody reads it, standard input has ended too.
+    let _ = writeln!(output, "{}", server.running.address());
     let mut nothing = [0; 64];
     while std::io::stdin().read(&mut nothing).is_ok_and(|bytes| bytes > 0) {}
-    server.stop().map(|()| Exit::Done)
+    let fault = server.fault();
+    let raw_fallbacks = server.stop()?;
+    let _ = writeln!(output, "{raw_fallbacks}");
+    fault.map_or(Ok(Exit::Done), |what| Err(Failure::host(what)))
 }
 
 /// The source of a local run. `storage` is where stellar-core keeps its own files.

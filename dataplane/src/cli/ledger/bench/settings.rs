@@ -140,6 +140,8 @@ pub fn check(args: Args) -> Result<Settings, Failure> {
     let range = Range::new(args.start, (args.end != 0).then_some(args.end))
         .map_err(|error| Failure::usage(format!("--start {} --end {}: {error}", args.start, args.end)))?;
     let window = match mode {
+        // A command's window is its own.
+        Mode::Loopback if args.pipe_cmd.is_some() => args.emit_window,
         Mode::Loopback => Some(args.emit_window.unwrap_or(WINDOW_DEFAULT)),
         Mode::Remote => args.emit_window,
         Mode::Local | Mode::LocalTap => None,
@@ -147,8 +149,10 @@ pub fn check(args: Args) -> Result<Settings, Failure> {
     let (count, range) = match mode {
         Mode::Loopback => {
             let count = loopback(&args)?;
-            let end = (args.replay || args.subscribers > 0).then_some(count);
-            (Some(count), Range::new(1, end).map_err(|error| Failure::usage(format!("--count {count}: {error}")))?)
+            (
+                Some(count),
+                Range::new(1, Some(count)).map_err(|error| Failure::usage(format!("--count {count}: {error}")))?,
+            )
         }
         _ => {
             elsewhere(&args, mode)?;
