@@ -430,6 +430,8 @@ impl Worker for FanoutWorker {
             work += self.serve(turn, true);
         }
         if std::mem::take(&mut self.survey) {
+            // What is queued goes first; an error is told by the core's own submit.
+            let _ = turn.ring.submit();
             self.survey();
         }
         work += self.look_after_archive(turn, changed);

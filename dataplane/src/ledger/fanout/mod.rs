@@ -114,6 +114,8 @@ pub(super) struct Audience {
     behind: VecDeque<u32>,
     /// Connections that want a read of a stored ledger.
     wanted: VecDeque<u32>,
+    /// Boxed, because that is how the ring takes and gives them.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Batch>>,
     /// Buffers of encrypted bytes.
     ciphers: Vec<Arc<Vec<u8>>>,
