@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use sluice::ledger::client::{ClientError, Truncated};
+use sluice::ledger::event::Item;
 use sluice::ledger::fanout_worker::FanoutSettings;
 use sluice::ledger::follow::{FollowError, FollowSettings, Follower};
 use sluice::ledger::hub::Outcome;
@@ -133,6 +134,24 @@ fn a_reset_of_retention_ends_with_1012() {
     while !wire.frame().is_some_and(|frame| ended(std::slice::from_ref(&frame)) == [4]) {}
     server.ledger(100, b"another");
     assert_eq!(wire.frames(), (vec![], close(1012, "retention reset")));
+}
+
+#[test]
+fn ledgers_that_are_missing_end_what_is_kept_and_the_run_keeps_its_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let Some(mut server) = Fanout::start_keeping(settings(), directory.path(), 100) else { return };
+    let name = |head: &str| head.lines().find_map(|line| line.strip_prefix("Sluice-Run: ")).expect("a run").to_string();
+    (3..=4).for_each(|sequence| server.ledger(sequence, &ledger_bytes(sequence, BYTES)));
+    let (mut wire, head) = Wire::ask(server.address, "/stream?start=5");
+    let run = name(&head);
+    // What a relay says whose upstream does not have the next ledger any more.
+    server.push(Item::Run(run.clone()));
+    assert_eq!(wire.frames(), (vec![], close(1012, "retention reset")));
+    server.ledger(9, &ledger_bytes(9, BYTES));
+    server.until_is(FanoutCounter::Oldest, 9);
+    let (mut wire, head) = Wire::ask(server.address, "/stream?start=5");
+    assert_eq!(name(&head), run);
+    assert_eq!(wire.frames(), (vec![], close(4001, "too far behind: oldest=9 latest=9")));
 }
 
 #[test]

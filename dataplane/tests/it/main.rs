@@ -20,6 +20,7 @@ mod ledger_archive;
 mod ledger_bench;
 mod ledger_client;
 mod ledger_close;
+mod ledger_hostile;
 mod ledger_lake;
 mod ledger_limits;
 mod ledger_outside;
