@@ -8,10 +8,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{figure, is_test};
 use serde_json::Value;
+use sluice::sys::clock;
 
 mod common;
 
@@ -28,6 +29,10 @@ const LEDGERS_BESIDE: u32 = 150;
 const LEDGERS_LOOK: u32 = 20;
 /// The parts.
 const PARTS: [&str; 5] = ["targets", "windows", "crowd", "replay", "stretch"];
+/// What a ledger node writes at a time.
+const FLUSH_BYTES: usize = 256 << 10;
+/// A wait shorter than this is spun: a sleep may be half of it late.
+const SLEEP_NS_MIN: i64 = 2_000_000;
 /// Files that real metas are joined to: enough that no two ledgers in a row are equal.
 const REAL_FILES: usize = 4;
 
@@ -240,22 +245,21 @@ fn stretch(folder: &Path, ledgers: Option<u32>) {
 /// `write BYTES WINDOW_US INTERVAL_MS COUNT`: what a ledger node writes to descriptor 3: framed metas, each in flushes of 256 KiB
 /// over a window, on a grid.
 fn write_metas(args: &[String]) {
-    let number = |at: usize| args[at].parse::<u64>().expect("a number");
-    let (bytes, window, interval, count) =
-        (number(0) as usize, Duration::from_micros(number(1)), Duration::from_millis(number(2)), number(3));
+    let number = |at: usize| args[at].parse::<i64>().expect("a number");
+    let (bytes, window_ns, interval_ns, count) =
+        (number(0) as usize, number(1) * 1_000, number(2) * 1_000_000, number(3) as u32);
     let mut pipe = file_of_descriptor_3();
-    let start = Instant::now();
-    for ledger in 0..count {
-        let sequence = ledger as u32 + 1;
+    let start = clock::monotonic_ns();
+    for sequence in 1..=count {
         let record = framed_meta(sequence, bytes);
-        let begin = start + interval * sequence;
-        for (index, flush) in record.chunks(256 << 10).enumerate() {
-            let due = begin + window.mul_f64((index * (256 << 10)) as f64 / record.len() as f64);
-            while Instant::now() < due {
-                // The pause between two ledgers is slept, the window is not.
-                match due - Instant::now() {
-                    left if left > Duration::from_millis(2) => std::thread::sleep(left - Duration::from_millis(1)),
-                    _ => std::hint::spin_loop(),
+        let begin = start + interval_ns * i64::from(sequence);
+        for (index, flush) in record.chunks(FLUSH_BYTES).enumerate() {
+            let due = begin + window_ns * (index * FLUSH_BYTES) as i64 / record.len() as i64;
+            // The pause between two ledgers is slept, the window is not.
+            while let left @ 1.. = due - clock::monotonic_ns() {
+                match left > SLEEP_NS_MIN {
+                    true => clock::sleep(Duration::from_nanos((left - SLEEP_NS_MIN / 2) as u64)),
+                    false => std::hint::spin_loop(),
                 }
             }
             if pipe.write_all(flush).is_err() {
