@@ -58,12 +58,7 @@ impl MakeWriter<'_> for Lines {
     }
 }
 
-/// Starts the log: text on a terminal, JSON lines elsewhere; `SLUICE_LOG` filters (default `info`).
-pub fn start() {
-    start_with(None);
-}
-
-/// As [`start`], with a filter that a flag gave in place of the environment's.
+/// Starts the log: text on a terminal, JSON lines elsewhere; `filter`, else `SLUICE_LOG`, filters (default `info`).
 pub fn start_with(filter: Option<&str>) {
     let (lines, inbox) = bounded(LINES_MAX);
     let write = move || {

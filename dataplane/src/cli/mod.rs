@@ -99,7 +99,10 @@ pub enum Command {
 /// Parses the process's arguments, runs the command, prints its failure.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    log::start();
+    log::start_with(match &cli.command {
+        Command::Ledger(command) => command.log_filter(),
+        _ => None,
+    });
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(args),

@@ -261,7 +261,12 @@ impl Archive {
             count += 1;
         }
         self.close_removed(port);
-        count + self.reads.turn(&self.segments, port)
+        count + self.turn_reads(port)
+    }
+
+    /// The part of [`Archive::turn`] that replays wait for: begins the reads that were asked for.
+    pub fn turn_reads(&mut self, port: &mut ArchivePort<'_>) -> usize {
+        self.reads.turn(&self.segments, port)
     }
 
     /// A completion with one of the archive's tags, told from its first one. To be called before the ring's next completion is

@@ -27,6 +27,8 @@ use crate::wire::ledger::{Begin, End};
 const ITEMS_PER_TURN: usize = 64;
 /// How long writes to the disk are put off for what is live: longer than a ledger's emission, and short beside its cadence.
 const WRITE_DELAY_NS_MAX: i64 = 50 * NANOS_PER_MILLI;
+/// Longest time without anything new inside a ledger after which the core may sleep: the source's own bound.
+const STALL_NS: i64 = 100 * NANOS_PER_MILLI;
 /// How often counters are shown.
 const SHOW_NS: i64 = 20 * NANOS_PER_MILLI;
 /// How long an address that is in use is asked for again: a killed process's io_uring gives its sockets back some time after the
@@ -86,6 +88,12 @@ pub struct FanoutWorker {
     audience: Option<Audience>,
     /// The encoder whose message is the order's next.
     awaited: Option<usize>,
+    /// When something was published last.
+    published_ns: i64,
+    /// The archive's writes wait for what is live.
+    put_off: bool,
+    /// A ledger is whole, and its subscribers were not looked at yet.
+    survey: bool,
     /// A ledger began, and nobody was told yet.
     begun: bool,
     /// The end of a ledger that goes out after its beginning was told.
@@ -113,6 +121,9 @@ impl FanoutWorker {
             hub: Hub::new(&stored.unwrap_or_default()),
             archive,
             archive_ns: 0,
+            published_ns: i64::MIN / 2,
+            put_off: false,
+            survey: false,
             draining: false,
             audience: None,
             awaited: None,
@@ -218,11 +229,17 @@ impl FanoutWorker {
         }
         if let Some(audience) = &mut self.audience {
             audience.counters.ledgers += 1;
-            let (live, slowest) = audience.live(&self.hub);
-            self.parts.load.set_live_subscribers(live);
-            self.parts.load.set_slowest(slowest);
-            (audience.counters.live, audience.counters.slowest) = (live as u64, slowest.unwrap_or(0));
+            self.survey = true;
         }
+    }
+
+    /// Looks how the subscribers stand, once a ledger, when its END is on its way: it is a system call for each.
+    fn survey(&mut self) {
+        let Some(audience) = &mut self.audience else { return };
+        let (live, slowest) = audience.live(&self.hub);
+        self.parts.load.set_live_subscribers(live);
+        self.parts.load.set_slowest(slowest);
+        (audience.counters.live, audience.counters.slowest) = (live as u64, slowest.unwrap_or(0));
     }
 
     fn change_run(&mut self, run: String) {
@@ -301,17 +318,21 @@ impl FanoutWorker {
         sends + usize::from(audience.has_ready())
     }
 
-    /// Gives the archive its turn, and its reads to who wants them. Writes are put off while something live is on its way.
+    /// Gives the archive its turn, and its reads to who wants them. Writes are put off while something live is on its way, but not for
+    /// a subscriber that does not take it: then for as long as a ledger's last chunks take.
     fn look_after_archive(&mut self, turn: &mut Turn<'_>, published: bool) -> usize {
         let (Some(archive), Some(audience)) = (&mut self.archive, &mut self.audience) else { return 0 };
         let (base, now) = (turn.user_data(0), turn.now);
         let tag = base | ARCHIVE;
         let mut port = ArchivePort { ring: turn.ring, hub: &mut self.hub, tag, now, utc_ns: clock::utc_ns() };
         let mut work = 0;
-        let busy = published || audience.is_sending_live();
-        if !busy || now - self.archive_ns > WRITE_DELAY_NS_MAX {
+        let fresh = now - self.published_ns < WRITE_DELAY_NS_MAX;
+        self.put_off = published || (fresh && audience.is_sending_live());
+        if !self.put_off || now - self.archive_ns > WRITE_DELAY_NS_MAX {
             self.archive_ns = now;
             work += archive.turn(&mut port);
+        } else {
+            work += archive.turn_reads(&mut port);
         }
         while let Some((at, stored, frame)) = audience.next_wanted() {
             if let Some(read) = archive.read(&mut port, stored, frame, u64::from(at)) {
@@ -399,11 +420,17 @@ impl Worker for FanoutWorker {
     fn turn(&mut self, turn: &mut Turn<'_>) -> usize {
         self.now = turn.now;
         let mut work = self.publish();
+        if work > 0 {
+            self.published_ns = turn.now;
+        }
         let changed = self.wind_up() || work > 0;
         work += self.serve(turn, changed);
         if self.held.is_some() {
             work += self.publish();
             work += self.serve(turn, true);
+        }
+        if std::mem::take(&mut self.survey) {
+            self.survey();
         }
         work += self.look_after_archive(turn, changed);
         let base = turn.user_data(0);
@@ -433,11 +460,15 @@ impl Worker for FanoutWorker {
 
     fn stays_awake(&self) -> bool {
         let subscribed = self.audience.as_ref().is_some_and(|audience| audience.subscribers() > 0);
-        self.parts.settings.spin && subscribed && self.hub.open_sequence().is_some()
+        let coming = self.hub.open_sequence().is_some() && self.now - self.published_ns < STALL_NS;
+        self.parts.settings.spin && subscribed && coming
     }
 
     fn deadline(&self) -> Option<i64> {
         let of_archive = self.archive.as_ref().and_then(Archive::deadline);
+        // What is put off now gets its turn then, if not before.
+        let of_archive =
+            of_archive.map(|at| if self.put_off { at.max(self.published_ns + WRITE_DELAY_NS_MAX) } else { at });
         let of_audience = self.audience.as_ref().and_then(Audience::deadline);
         [of_archive, of_audience].into_iter().flatten().min()
     }

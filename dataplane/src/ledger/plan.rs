@@ -293,7 +293,7 @@ fn relay(
         dial_timeout: DIAL_TIMEOUT,
         dead_after: serve.dead_after.0,
         spin: serve.spin == LedgerSpin::Open,
-        resolver: Resolver::new(&url.authority())?,
+        resolver: Resolver::new(&url.host_and_port())?,
         url,
         order,
         pool,

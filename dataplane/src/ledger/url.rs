@@ -77,6 +77,12 @@ impl Url {
         if self.host.contains(':') { format!("[{}]{port}", self.host) } else { format!("{}{port}", self.host) }
     }
 
+    /// Host and port, as a resolver takes them; the port is there even where it is the scheme's own.
+    pub fn host_and_port(&self) -> String {
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        format!("{open}{}{close}:{}", self.host, self.port)
+    }
+
     /// The request's target for a range: path, other parameters, then `start` (always) and `end`.
     pub fn target(&self, range: &Range) -> String {
         let mut target = format!("{}?", self.path);
@@ -144,6 +150,8 @@ mod tests {
         }
         let url = Url::parse("wss://h").expect("a URL");
         assert_eq!((url.tls, url.port, url.to_string().as_str()), (true, 443, "wss://h/stream"));
+        assert_eq!(url.host_and_port(), "h:443");
+        assert_eq!(Url::parse("ws://[::1]").expect("a URL").host_and_port(), "[::1]:80");
         assert_eq!(url.target(&Range::TIP), "/stream?start=0", "the tip is asked for by its number, and has no end");
     }
 

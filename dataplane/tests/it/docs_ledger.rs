@@ -12,6 +12,8 @@ fn the_metrics_of_the_page_exist() {
     metrics.extend(EncodeCounter::ALL.iter().map(|shown| shown.metric));
     metrics.extend(RelayCounter::ALL.iter().map(|shown| shown.metric));
     metrics.extend(FanoutCounter::ALL.iter().map(|shown| shown.metric));
+    // Made of two of them when it is asked for.
+    metrics.insert("sluice_ledger_compression_ratio");
     let name = |c: char| c.is_ascii_lowercase() || c == '_';
     let mut named = 0;
     for part in page.split("sluice_ledger_").skip(1) {

@@ -450,13 +450,13 @@ struct Told {
 }
 
 impl Told {
-    fn new(script: Vec<Result<Poll, &'static str>>) -> Box<dyn Source> {
+    fn saying(script: Vec<Result<Poll, &'static str>>) -> Box<dyn Source> {
         Box::new(Told { script: script.into_iter() })
     }
 
     fn ledgers(sequences: &[u32]) -> Box<dyn Source> {
         let ledger = |&sequence| [Ok(Poll::Begin { sequence, bytes: Some(10) }), Ok(Poll::Bytes(10)), Ok(Poll::End)];
-        Told::new(sequences.iter().flat_map(ledger).collect())
+        Told::saying(sequences.iter().flat_map(ledger).collect())
     }
 }
 
@@ -512,7 +512,7 @@ fn a_sources_failure_is_told_from_its_end() {
         (vec![begin(Some(5)), Ok(Poll::Bytes(10))], "10 bytes came, 5 were declared"),
         (vec![begin(Some(300 << 20))], "ledger 3 has 314572800 bytes or more"),
     ] {
-        let (ledgers, outcome, reason) = Running::start(Told::new(script), &setup).all();
+        let (ledgers, outcome, reason) = Running::start(Told::saying(script), &setup).all();
         let reason = reason.expect("a reason");
         assert_eq!((ledgers.len(), outcome), (0, Outcome::Failed), "{reason}");
         assert!(reason.contains(text), "{reason}");

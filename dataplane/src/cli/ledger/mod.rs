@@ -27,6 +27,16 @@ pub enum Command {
     Import(import::Args),
 }
 
+impl Command {
+    /// The filter that the log begins with; none: as the environment says.
+    pub fn log_filter(&self) -> Option<&'static str> {
+        match self {
+            Command::Serve(args) => args.log_filter(),
+            _ => None,
+        }
+    }
+}
+
 /// Runs one verb.
 pub fn run(command: Command) -> Outcome {
     match command {

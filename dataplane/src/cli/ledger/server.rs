@@ -12,6 +12,7 @@ use crate::ledger::reload::Reload;
 use crate::ledger::stats::LedgerStatus;
 use crate::runtime::launch::{CorePlan, Launched, launch};
 use crate::runtime::link::Doorbell;
+use crate::sys::cpu;
 
 /// A server on cores of this process.
 pub struct Running {
@@ -35,6 +36,9 @@ impl Running {
         let planned = plan::plan(config, &doorbells).map_err(Failure::host)?;
         let LedgerPlan { workers, status, reload } =
             planned.ok_or_else(|| Failure::usage("there is no [ledger.serve]"))?;
+        // The kernel's workers copy whole ledgers: not on a core that is pinned for what is live, where there are others.
+        let mut io_cpus = cpu::allowed();
+        io_cpus.retain(|cpu| pinned && config.cores.iter().all(|core| core.cpu != *cpu));
         let mut cores: Vec<CorePlan> = config
             .cores
             .iter()
@@ -42,7 +46,7 @@ impl Running {
                 name: core.name.clone(),
                 cpu: pinned.then_some(core.cpu),
                 idle: core.idle,
-                io_cpus: Vec::new(),
+                io_cpus: io_cpus.clone(),
                 doorbell: doorbells[&core.name].clone(),
                 workers: Vec::new(),
             })

@@ -149,8 +149,10 @@ pub fn check(args: Args) -> Result<Settings, Failure> {
     let (count, range) = match mode {
         Mode::Loopback => {
             let count = loopback(&args)?;
-            let end = (args.replay || args.subscribers > 0).then_some(count);
-            (Some(count), Range::new(1, end).map_err(|error| Failure::usage(format!("--count {count}: {error}")))?)
+            (
+                Some(count),
+                Range::new(1, Some(count)).map_err(|error| Failure::usage(format!("--count {count}: {error}")))?,
+            )
         }
         _ => {
             elsewhere(&args, mode)?;
