@@ -42,7 +42,7 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 pub struct FanoutSettings {
     /// How connections are treated.
     pub audience: AudienceSettings,
-    /// Most bytes of completed ledgers that wait in memory for their write.
+    /// Most bytes of memory of completed ledgers that wait for their write.
     pub backlog_bytes: u64,
     /// How long subscribers may take to be let go when the worker stops, or the source has ended.
     pub drain_ns: i64,
@@ -430,6 +430,8 @@ impl Worker for FanoutWorker {
             work += self.serve(turn, true);
         }
         if std::mem::take(&mut self.survey) {
+            // What is queued goes first; an error is told by the core's own submit.
+            let _ = turn.ring.submit();
             self.survey();
         }
         work += self.look_after_archive(turn, changed);

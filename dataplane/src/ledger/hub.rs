@@ -208,7 +208,7 @@ impl Hub {
             self.oldest = end.sequence;
         }
         self.kept.push_back(Kept::Memory(replay.clone()));
-        self.memory_bytes += wire_bytes(&replay);
+        self.memory_bytes += held_bytes(&replay);
         replay
     }
 
@@ -216,7 +216,7 @@ impl Hub {
     pub fn stored(&mut self, stored: Stored) {
         let Some(index) = self.index(stored.sequence) else { return };
         if let Kept::Memory(replay) = &self.kept[index] {
-            self.memory_bytes -= wire_bytes(replay);
+            self.memory_bytes -= held_bytes(replay);
         }
         self.kept[index] = Kept::Stored(stored);
     }
@@ -227,7 +227,7 @@ impl Hub {
             && let Some(kept) = self.kept.pop_front()
         {
             if let Kept::Memory(replay) = kept {
-                self.memory_bytes -= wire_bytes(&replay);
+                self.memory_bytes -= held_bytes(&replay);
                 self.counters.unwritten_dropped += 1;
             }
             self.oldest += 1;
@@ -246,7 +246,8 @@ impl Hub {
         }
     }
 
-    /// Bytes of completed ledgers whose write is not done.
+    /// Bytes of memory that completed ledgers hold whose write is not done: their buffers and not their frames, which are shorter by as
+    /// much as was packed.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
@@ -340,6 +341,11 @@ pub fn wire_bytes(replay: &[Arc<Encoded>]) -> u64 {
     replay.iter().map(|message| message.frame().len() as u64).sum()
 }
 
+/// Bytes of memory that a ledger's messages hold.
+pub fn held_bytes(replay: &[Arc<Encoded>]) -> u64 {
+    replay.iter().map(|message| message.held_bytes() as u64).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,7 +383,7 @@ mod tests {
         assert_eq!(decode(replay[0].message()), Ok(Message::Begin(Begin { sequence: 5, emit_start_ns: 0 })));
         assert!(Arc::ptr_eq(&replay[1], &flow.messages()[1]), "chunks are shared");
         assert_eq!(decode(replay[3].message()), Ok(Message::End(End { emit_end_ns: 0, ..end_of(5) })));
-        assert_eq!(hub.memory_bytes(), wire_bytes(replay));
+        assert_eq!(hub.memory_bytes(), held_bytes(replay));
     }
 
     #[test]
@@ -421,6 +427,24 @@ mod tests {
         assert_eq!((hub.bounds(), hub.memory_bytes(), hub.counters().unwritten_dropped), ((7, 9), 3 * one, 3));
         hub.bound_memory(0);
         assert_eq!((hub.bounds(), hub.memory_bytes()), ((9, 9), one), "the last one stays");
+    }
+
+    #[test]
+    fn what_waits_is_counted_by_its_buffers() {
+        let mut hub = Hub::default();
+        for sequence in 1..=3 {
+            hub.begin(&Begin { sequence, emit_start_ns: 8 });
+            for index in 0..2 {
+                // A short frame in the buffer of a long chunk.
+                hub.chunk(RawChunk::new(vec![7; 10_000], 100, sequence, index).into_message());
+            }
+            hub.end(&end_of(sequence));
+        }
+        assert!((60_000..61_000).contains(&hub.memory_bytes()), "{}", hub.memory_bytes());
+        hub.bound_memory(25_000);
+        assert_eq!(hub.bounds(), (3, 3));
+        hub.stored(stored(3));
+        assert_eq!(hub.memory_bytes(), 0);
     }
 
     #[test]

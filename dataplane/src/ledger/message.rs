@@ -72,10 +72,7 @@ impl Encoded {
     pub fn in_place(mut buffer: Buffer, header: ChunkHeader, bytes: usize, raw_bytes: usize) -> Encoded {
         let message_at = HEADROOM - CHUNK_HEADER_BYTES;
         buffer[message_at..HEADROOM].copy_from_slice(&header.encode());
-        let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES_MAX);
-        websocket::write_binary_header(CHUNK_HEADER_BYTES + bytes, &mut frame);
-        let start = message_at - frame.len();
-        buffer[start..message_at].copy_from_slice(&frame);
+        let start = message_at - websocket::put_binary_header(CHUNK_HEADER_BYTES + bytes, &mut buffer[..message_at]);
         Encoded { buffer, start, end: HEADROOM + bytes, raw_bytes }
     }
 
@@ -92,6 +89,11 @@ impl Encoded {
             frame.len().checked_sub(header).is_some_and(|bytes| websocket::binary_header_bytes(bytes) == header)
         });
         &frame[header.expect("a frame that was written here")..]
+    }
+
+    /// Bytes of memory that it keeps: the whole buffer, of which a packed chunk's frame may be a tenth.
+    pub fn held_bytes(&self) -> usize {
+        self.buffer.len()
     }
 
     /// Bytes of the ledger that it stands for; 0 for BEGIN and END.

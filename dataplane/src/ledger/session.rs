@@ -2,16 +2,17 @@
 //!
 //! A subscriber is a cursor. Behind the flow it gets whole ledgers from memory or from the store, with stamps of zero; at the flow
 //! it gets messages as they appear. When the flow moves on while it is inside a ledger, that delivery is given up and the ledger
-//! is sent again, whole, from what is kept. It has no queue, so its memory is bounded by what it is sending; it is never
-//! dropped for lagging, only for leaving retention (4001) or for taking nothing for [`WRITE_NS_MAX`].
+//! is sent again, whole, from what is kept. It has no queue and holds no ledger, only a place in one, so its memory is bounded by
+//! what it is sending; it is never dropped for lagging, only for leaving retention (4001) or for taking nothing for [`WRITE_NS_MAX`].
 
 use std::sync::Arc;
 
 use super::client::RUN_FIELD;
-use super::hub::{Hub, Kept, Outcome, Replay, Stored};
+use super::hub::{Hub, Kept, Outcome, Stored};
 use super::message::Encoded;
 use super::query::{self, Range};
 use super::share::{self, Asked, FLOWS_FIELD, Offer, Share};
+use crate::units::NANOS_PER_SECOND;
 use crate::wire::http::{self, Refusal, Request};
 use crate::wire::ledger::close;
 use crate::wire::websocket::{self, ControlKind, Event, FrameReader, Sender};
@@ -23,6 +24,12 @@ pub const WRITE_NS_MAX: i64 = 10_000_000_000;
 pub const REQUEST_NS_MAX: i64 = 10_000_000_000;
 /// Longest time to wait for the other side's half of a close; its library waits about as long for ours.
 pub const CLOSE_NS_MAX: i64 = 5_000_000_000;
+/// Most times that a request's head is parsed: it is looked at when a line is whole, and has at most [`http::HEADERS_MAX`] lines and
+/// three.
+const LOOKS_MAX: u32 = 2 * http::HEADERS_MAX as u32;
+/// Most control frames of a connection within a second: the peer's client sends none of its own but its close, and a person's tool a
+/// ping now and then. Each costs the core a receive and perhaps an answer.
+pub const CONTROLS_PER_SECOND_MAX: u32 = 64;
 /// Most bytes of a subscriber's message: it has nothing to say but its close, and the peer's server reads as much.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
@@ -45,8 +52,9 @@ enum At {
     Between,
     /// In the flow of this round: the message that comes next.
     Live { next: usize, round: u64 },
-    /// In a kept ledger's messages.
-    Memory(Replay, usize),
+    /// In a kept ledger that was in memory: the message that comes next. It is looked up anew at each step, since whoever held the
+    /// ledger would keep all of it in memory for as long as its subscriber likes.
+    Kept(usize),
     /// In a stored ledger's frames.
     Stored(Stored, u32),
 }
@@ -75,7 +83,7 @@ impl Cursor {
         match &self.at {
             At::Live { .. } => true,
             At::Between => self.next == 0 || hub.kept(self.next).is_none(),
-            At::Memory(..) | At::Stored(..) => false,
+            At::Kept(_) | At::Stored(..) => false,
         }
     }
 
@@ -100,13 +108,9 @@ impl Cursor {
                 let (next, round) = (*next, *round);
                 self.live(hub, next, round)
             }
-            At::Memory(replay, next) => {
-                let message = replay[*next].clone();
-                *next = self.share.next(*next + 1, Some(replay.len() - 1));
-                if *next == replay.len() {
-                    self.done();
-                }
-                Next::Message(message)
+            At::Kept(next) => {
+                let next = *next;
+                self.kept(hub, next)
             }
             At::Stored(stored, frame) => Next::Stored(*stored, *frame),
         }
@@ -159,6 +163,31 @@ impl Cursor {
         Next::Message(message.clone())
     }
 
+    /// Inside a kept ledger, wherever it is by now: its frames and their numbers are the same in memory and in the store.
+    fn kept(&mut self, hub: &Hub, next: usize) -> Next {
+        match hub.kept(self.next) {
+            Some(Kept::Memory(replay)) => {
+                let message = replay[next].clone();
+                let next = self.share.next(next + 1, Some(replay.len() - 1));
+                self.at = At::Kept(next);
+                if next == replay.len() {
+                    self.done();
+                }
+                Next::Message(message)
+            }
+            Some(Kept::Stored(stored)) => {
+                // END is not behind it, so the place is one of the stored frames; they are counted in a u32.
+                self.at = At::Stored(*stored, next as u32);
+                Next::Stored(*stored, next as u32)
+            }
+            // It left retention before it was sent whole, and cannot come again.
+            None => {
+                let (oldest, latest) = hub.bounds();
+                Next::Close(close::TOO_FAR_BEHIND, close::too_far_behind(oldest, latest))
+            }
+        }
+    }
+
     fn between(&mut self, hub: &Hub) -> Next {
         let open = hub.flow().filter(|flow| !flow.is_ended()).map(|flow| flow.sequence());
         if self.next == 0
@@ -178,14 +207,7 @@ impl Cursor {
             return self.live(hub, 0, flow.round());
         }
         match hub.kept(self.next) {
-            Some(Kept::Memory(replay)) => {
-                self.at = At::Memory(replay.clone(), 0);
-                self.step(hub)
-            }
-            Some(Kept::Stored(stored)) => {
-                self.at = At::Stored(*stored, 0);
-                Next::Stored(*stored, 0)
-            }
+            Some(_) => self.kept(hub, 0),
             None => self.outside(hub, open),
         }
     }
@@ -293,6 +315,11 @@ pub struct Connection {
     /// When the other side last took something of what is being sent; `None` while nothing is.
     sending_ns: Option<i64>,
     limits: TimeLimits,
+    /// How often the request's head was parsed.
+    looks: u32,
+    /// Control frames since the second began that is counted.
+    controls: u32,
+    controls_ns: i64,
     cut_off: bool,
     answered: Option<u16>,
 }
@@ -330,6 +357,9 @@ impl Connection {
             since_ns: now,
             sending_ns: None,
             limits,
+            looks: 0,
+            controls: 0,
+            controls_ns: now,
             cut_off: false,
             answered: None,
         }
@@ -350,6 +380,14 @@ impl Connection {
         matches!(&self.state, State::Streaming(cursor) if cursor.is_live(hub))
     }
 
+    /// The ledger that it waits for when a poll said so; 0: the first that comes. `None`: nothing that is published concerns it.
+    pub fn waits_for(&self) -> Option<u32> {
+        match &self.state {
+            State::Streaming(cursor) => Some(cursor.next),
+            _ => None,
+        }
+    }
+
     /// Which chunks it carries.
     pub fn share(&self) -> Share {
         match &self.state {
@@ -361,6 +399,12 @@ impl Connection {
     /// Whether it waits for a request.
     pub fn is_waiting_for_request(&self) -> bool {
         matches!(self.state, State::Request)
+    }
+
+    /// How often its request's head was parsed.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> u32 {
+        self.looks
     }
 
     /// The status of the answer to its request, once there is one.
@@ -383,8 +427,12 @@ impl Connection {
         if matches!(self.state, State::Reply | State::Gone) {
             return;
         }
+        // A head is whole with the end of a line; the first bytes tell what is no HTTP at all. Parsed at each byte, one that trickles
+        // would cost the square of its length.
+        let look = bytes.contains(&b'\n') || self.looks == 0;
         self.reader.feed(bytes);
-        if matches!(self.state, State::Request) {
+        if matches!(self.state, State::Request) && (look || self.reader.unread().len() >= http::HEAD_BYTES_MAX) {
+            self.looks += 1;
             self.request(hub, server, door);
         }
         if matches!(self.state, State::Streaming(_) | State::Closing) {
@@ -457,6 +505,14 @@ impl Connection {
     /// The other side took some of what is being sent; `drained`: all of it.
     pub fn progress(&mut self, drained: bool, now: i64) {
         self.sending_ns = (!drained).then_some(now);
+        if drained && self.is_closing() {
+            self.close_later(now);
+        }
+    }
+
+    /// Something is on its way that was not asked for here, such as a session's own records: it is to be taken in the same time.
+    pub fn sending(&mut self, now: i64) {
+        self.sending_ns.get_or_insert(now);
     }
 
     /// Since when the other side has taken nothing of what is being sent; `None`: nothing is, or it just took something.
@@ -473,7 +529,8 @@ impl Connection {
     pub fn deadline(&self) -> Option<i64> {
         let waiting = match self.state {
             State::Request => Some(self.since_ns + self.limits.request_ns),
-            State::Closing => Some(self.since_ns + self.limits.close_ns),
+            // Before our close is on its way there is nothing to answer: who takes slowly what stands before it has the time to.
+            State::Closing if self.sending_ns.is_none() => Some(self.since_ns + self.limits.close_ns),
             _ => None,
         };
         let sending = self.sending_ns.map(|since| since + self.limits.write_ns);
@@ -500,7 +557,10 @@ impl Connection {
     /// Reads the request, if it is whole, and answers it.
     fn request(&mut self, hub: &Hub, server: Server<'_>, door: &mut dyn Door) {
         let (bytes, answer) = match http::parse_request(self.reader.unread()) {
-            Ok(None) => return,
+            Ok(None) if self.looks < LOOKS_MAX => return,
+            Ok(None) => {
+                (0, Answer::refusal(&Refusal::new(400, "the request comes in too many pieces: send its head at once")))
+            }
             Ok(Some(request)) => (request.bytes, answer(&request, hub, server, door)),
             Err(error) => {
                 let status = if error == http::HeadError::TooLong { 431 } else { 400 };
@@ -520,16 +580,32 @@ impl Connection {
         }
     }
 
+    /// One more control frame; whether there are too many.
+    fn is_flood(&mut self, now: i64) -> bool {
+        if now - self.controls_ns >= NANOS_PER_SECOND {
+            (self.controls, self.controls_ns) = (0, now);
+        }
+        self.controls += 1;
+        self.controls > CONTROLS_PER_SECOND_MAX
+    }
+
     /// A subscriber's frames: only pings, pongs and its close have a meaning.
     fn frames(&mut self, now: i64) {
         loop {
             match self.reader.next() {
                 Ok(None) => return,
-                Ok(Some(Event::Pong)) => {}
+                Ok(Some(Event::Pong)) => {
+                    if self.is_flood(now) {
+                        return self.cut();
+                    }
+                }
                 Ok(Some(Event::Ping(payload))) => {
                     // The latest unanswered ping is enough; what is unsent bounds them.
                     if matches!(self.state, State::Streaming(_)) && self.out.is_empty() {
                         websocket::write_control(ControlKind::Pong, payload, None, &mut self.out);
+                    }
+                    if self.is_flood(now) {
+                        return self.cut();
                     }
                 }
                 Ok(Some(Event::Close { code, .. })) => {

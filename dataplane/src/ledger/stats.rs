@@ -120,7 +120,7 @@ counter_set! {
         gauge subscribers as Subscribers: "sluice_ledger_subscribers", "Subscribers";
         gauge live as Live: "sluice_ledger_live_subscribers", "Subscribers that follow live";
         gauge connections as Connections: "sluice_ledger_connections", "Open connections, whatever they ask for";
-        gauge memory_bytes as MemoryBytes: "sluice_ledger_unwritten_bytes", "Bytes of completed ledgers whose write is not done";
+        gauge memory_bytes as MemoryBytes: "sluice_ledger_unwritten_bytes", "Bytes of memory of completed ledgers whose write is not done";
         gauge sending_bytes as SendingBytes: "sluice_ledger_sending_bytes", "Bytes of messages that are on their way to subscribers";
         gauge slowest as Slowest: "sluice_ledger_slowest_bytes_per_second", "How fast the slowest live subscriber takes bytes; 0: not known";
         counter ledgers as Ledgers: "sluice_ledger_published_ledgers", "Ledgers published";

@@ -10,7 +10,7 @@ use super::compress::Packer;
 use super::hub::{Hub, Kept, Outcome, Stored};
 use super::message::Encoded;
 use super::query::Range;
-use super::session::{CLOSE_NS_MAX, Connection, REQUEST_NS_MAX, Server, Step, WRITE_NS_MAX};
+use super::session::{CLOSE_NS_MAX, CONTROLS_PER_SECOND_MAX, Connection, REQUEST_NS_MAX, Server, Step, WRITE_NS_MAX};
 use super::synthetic::{self, Shape};
 use super::url::Url;
 use crate::wire::http;
@@ -282,6 +282,7 @@ fn a_future_start_waits_and_a_stale_one_is_told() {
     let mut future = Subscriber::new(range(12, 12));
     future.pump(&mut world);
     assert!(future.got.is_empty() && future.ended.is_none());
+    assert_eq!(future.connection.waits_for(), Some(12));
     let mut stale = Subscriber::new(range(3, 0));
     stale.pump(&mut world);
     assert_eq!(stale.error(), &ClientError::TooFarBehind { requested: 3, bounds: Some((8, 10)) });
@@ -303,6 +304,42 @@ fn a_ledger_pruned_under_a_replay_is_told_after_what_was_sent() {
     subscriber.pump(&mut world);
     assert_eq!(subscriber.sequences(), [2, 3], "what was begun is finished");
     assert_eq!(subscriber.error(), &ClientError::TooFarBehind { requested: 4, bounds: Some((8, 10)) });
+}
+
+#[test]
+fn a_replay_from_memory_goes_on_from_the_store_and_holds_no_ledger() {
+    let mut world = World::new();
+    (1..=3).for_each(|sequence| world.ledger(sequence));
+    let chunk = match world.hub.kept(2) {
+        Some(Kept::Memory(replay)) => Arc::downgrade(&replay[1]),
+        other => panic!("not in memory: {other:?}"),
+    };
+    let (mut first, mut stalled) = (Subscriber::new(range(2, 3)), Subscriber::new(range(2, 3)));
+    first.pump_some(&mut world, 3);
+    stalled.pump_some(&mut world, 1);
+    world.write();
+    // The test's own store and nobody else.
+    assert_eq!(chunk.strong_count(), 1, "a subscriber that stalls keeps nothing in memory");
+    first.pump(&mut world);
+    stalled.pump(&mut world);
+    for subscriber in [&first, &stalled] {
+        assert_eq!((subscriber.sequences(), &subscriber.ended), (vec![2, 3], &Some(Ok(()))));
+        assert_eq!(subscriber.got[0].3, 0, "in one piece");
+        subscriber.assert_bytes(&world);
+    }
+}
+
+#[test]
+fn a_ledger_that_leaves_memory_unwritten_under_a_replay_is_told() {
+    let mut world = World::new();
+    (1..=4).for_each(|sequence| world.ledger(sequence));
+    let mut subscriber = Subscriber::new(range(1, 0));
+    let frames = world.store[&1].len() + 2;
+    subscriber.pump_some(&mut world, frames);
+    world.hub.prune(4);
+    subscriber.pump(&mut world);
+    assert_eq!(subscriber.sequences(), [1]);
+    assert_eq!(subscriber.error(), &ClientError::TooFarBehind { requested: 2, bounds: Some((4, 4)) });
 }
 
 #[test]
@@ -538,6 +575,35 @@ fn http_is_answered_as_the_peer_answers_it() {
     assert!(answer.contains(&format!("Sluice-Run: {RUN}\r\n")));
 }
 
+#[test]
+fn a_request_that_trickles_is_parsed_line_by_line() {
+    let mut world = World::new();
+    let mut bytewise = Connection::new(0);
+    let request = upgrade("/stream?start=9").replace("Host: h", &format!("Host: h\r\nX: {}", "x".repeat(10_000)));
+    for byte in request.as_bytes().chunks(1) {
+        assert!(!bytewise.is_subscriber());
+        send(&mut bytewise, &world, byte);
+    }
+    assert!(bytewise.is_subscriber());
+    // The first line, and one for each that ends: never one a byte.
+    assert!(bytewise.looks() <= 2 + request.lines().count() as u32, "{}", bytewise.looks());
+    let mut empty = Connection::new(0);
+    for _ in 0..1_000 {
+        send(&mut empty, &world, b"\r\n");
+    }
+    assert_eq!((empty.answered(), empty.looks() < 1_000), (Some(400), true), "lines without end");
+    let mut endless = Connection::new(0);
+    send(&mut endless, &world, b"GET /");
+    for _ in 0..http::HEAD_BYTES_MAX {
+        send(&mut endless, &world, b"x");
+    }
+    assert_eq!(endless.answered(), Some(431));
+    let mut other = Connection::new(0);
+    send(&mut other, &world, &[22, 3, 1, 2, 0]);
+    assert_eq!(other.answered(), Some(400), "what is no HTTP is told at once");
+    assert!(matches!(other.poll(&mut world.hub, 0), Step::Bytes(_)));
+}
+
 /// An upgraded connection, and a way to send frames to it.
 fn upgraded(world: &mut World, target: &str) -> Connection {
     let mut connection = Connection::new(0);
@@ -549,7 +615,11 @@ fn upgraded(world: &mut World, target: &str) -> Connection {
 }
 
 fn send(connection: &mut Connection, world: &World, bytes: &[u8]) {
-    connection.on_bytes(bytes, &world.hub, Server { run: RUN, subscribers: 0 }, 0);
+    send_at(connection, world, bytes, 0);
+}
+
+fn send_at(connection: &mut Connection, world: &World, bytes: &[u8], now: i64) {
+    connection.on_bytes(bytes, &world.hub, Server { run: RUN, subscribers: 0 }, now);
 }
 
 fn control(kind: ControlKind, payload: &[u8]) -> Vec<u8> {
@@ -596,6 +666,24 @@ fn a_subscriber_that_speaks_or_breaks_a_rule_is_cut_off() {
 }
 
 #[test]
+fn who_floods_with_control_frames_is_cut_off() {
+    for kind in [ControlKind::Ping, ControlKind::Pong] {
+        let mut world = World::new();
+        let mut connection = upgraded(&mut world, "/stream?start=9");
+        let frame = control(kind, b"x");
+        for second in 0..3 {
+            for _ in 0..CONTROLS_PER_SECOND_MAX {
+                send_at(&mut connection, &world, &frame, second * 1_000 * MS + 1);
+            }
+            assert!(connection.is_subscriber(), "as many a second as it may");
+        }
+        send_at(&mut connection, &world, &frame, 2_000 * MS + 2);
+        assert!(connection.is_cut_off());
+        assert!(matches!(connection.poll(&mut world.hub, 0), Step::End));
+    }
+}
+
+#[test]
 fn an_idle_subscriber_is_small_whatever_it_sends() {
     let mut world = World::new();
     let mut connection = Connection::new(0);
@@ -604,15 +692,16 @@ fn an_idle_subscriber_is_small_whatever_it_sends() {
         send(&mut connection, &world, part);
     }
     assert!(matches!(connection.poll(&mut world.hub, 0), Step::Bytes(_)) && connection.is_subscriber());
-    for _ in 0..100 {
-        send(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]));
+    for second in 0..100 {
+        send_at(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]), second * 1_000 * MS);
         assert!(matches!(connection.poll(&mut world.hub, 0), Step::Bytes(_)));
     }
     assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
     // Pings without end while nothing is sent: one answer waits.
-    for _ in 0..10_000 {
-        send(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]));
+    for second in 100..10_000 {
+        send_at(&mut connection, &world, &control(ControlKind::Ping, &[7; 125]), second * 1_000 * MS);
     }
+    assert!(connection.is_subscriber());
     assert!(connection.memory_bytes() <= 8 << 10, "{}", connection.memory_bytes());
     // A message in parts is bounded as one in one piece is.
     let part = [0x02, 0xfe, 4, 0, 0, 0, 0, 0];
@@ -629,6 +718,7 @@ fn every_wait_for_the_other_side_is_bounded() {
     // A request that drips in.
     let mut slow = Connection::new(5);
     send(&mut slow, &world, b"GET /str");
+    assert_eq!(slow.waits_for(), None, "nothing that is published concerns it");
     assert_eq!(slow.deadline(), Some(5 + REQUEST_NS_MAX));
     slow.on_time(5 + REQUEST_NS_MAX - 1);
     assert!(matches!(slow.poll(&mut world.hub, 0), Step::Wait));
@@ -643,11 +733,44 @@ fn every_wait_for_the_other_side_is_bounded() {
     assert_eq!(frozen.deadline(), Some(200 * MS + WRITE_NS_MAX));
     frozen.on_time(200 * MS + WRITE_NS_MAX);
     assert!(matches!(frozen.poll(&mut world.hub, 0), Step::End));
+    // What goes out without its knowledge, also when it has no more to say.
+    let mut ended = upgraded(&mut world, "/stream?start=9");
+    send(&mut ended, &world, &control(ControlKind::Close, &[3, 232]));
+    assert!(matches!(ended.poll(&mut world.hub, 0), Step::Bytes(_)));
+    ended.progress(true, 0);
+    assert!(matches!(ended.poll(&mut world.hub, 0), Step::End));
+    assert_eq!(ended.deadline(), None);
+    ended.sending(3);
+    ended.sending(4);
+    assert_eq!(ended.deadline(), Some(3 + WRITE_NS_MAX));
     // A close that is not echoed.
     let mut closing = upgraded(&mut world, "/stream?start=9&end=9");
     while !matches!(closing.poll(&mut world.hub, 7), Step::Wait) {}
     closing.progress(true, 7);
     assert_eq!(closing.deadline(), Some(7 + CLOSE_NS_MAX));
+    closing.on_time(7 + CLOSE_NS_MAX);
+    assert!(closing.is_cut_off());
+}
+
+#[test]
+fn who_takes_the_rest_slowly_has_its_time_to_answer_the_close() {
+    let mut world = World::new();
+    world.ledger(9);
+    let mut closing = upgraded(&mut world, "/stream?start=9&end=9");
+    while !matches!(closing.poll(&mut world.hub, 0), Step::Wait) {}
+    let mut now = 0;
+    for _ in 0..10 {
+        now += CLOSE_NS_MAX - 1;
+        closing.on_time(now);
+        assert!(!closing.is_cut_off(), "its close is not on its way yet");
+        closing.progress(false, now);
+    }
+    closing.progress(true, now);
+    assert_eq!(closing.deadline(), Some(now + CLOSE_NS_MAX), "from when all was sent");
+    // And one that takes nothing has no more than any other.
+    let mut stalled = upgraded(&mut world, "/stream?start=9&end=9");
+    while !matches!(stalled.poll(&mut world.hub, 0), Step::Wait) {}
+    assert_eq!(stalled.deadline(), Some(WRITE_NS_MAX));
 }
 
 // The client against bytes made by hand.

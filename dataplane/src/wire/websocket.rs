@@ -436,9 +436,14 @@ pub enum ControlKind {
     Pong,
 }
 
-/// Appends the header of a server's unfragmented binary message of `bytes` bytes.
-pub fn write_binary_header(bytes: usize, out: &mut Vec<u8>) {
-    write_header(OpCode::Data(Data::Binary), bytes, None, out);
+/// Writes the header of a server's unfragmented binary message of `bytes` bytes into the end of `out`, where the message follows; how
+/// many bytes it has, see [`binary_header_bytes`]. It needs no memory of its own. Asserts that there is room.
+pub fn put_binary_header(bytes: usize, out: &mut [u8]) -> usize {
+    let header = FrameHeader { opcode: OpCode::Data(Data::Binary), ..FrameHeader::default() };
+    let length = header.len(bytes as u64);
+    let at = out.len().checked_sub(length).expect("room for a frame's header");
+    header.format(bytes as u64, &mut &mut out[at..]).expect("a slice of its length takes a header");
+    length
 }
 
 /// Bytes of such a header: 2, 4 or 10.

@@ -81,9 +81,8 @@ impl Publisher {
             Item::End(end) => _ = self.hub.end(&end),
             Item::Run(run) => {
                 self.said.push(format!("run {run}"));
-                if self.hub.bounds() != (0, 0) || self.hub.open_sequence().is_some() {
-                    self.hub.reset();
-                }
+                // Whoever was told the run before is let go, also where nothing is kept.
+                self.hub.reset();
                 self.run = run;
             }
             Item::Finished(outcome, reason) => {

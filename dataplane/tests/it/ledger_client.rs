@@ -63,7 +63,7 @@ fn several_flows_share_the_chunks_of_a_ledger() {
         let proxy = Between::start(server.address, Box::new(|_| None), None);
         let url = format!("ws://{}", proxy.address);
         let follower = std::thread::spawn(move || follow(&url, 1, Some(9), flows(count)));
-        server.until_is(FanoutCounter::Subscribers, count as u64);
+        server.until_is(FanoutCounter::Connections, count as u64);
         (4..=9).for_each(|sequence| server.ledger(sequence, &ledger(sequence)));
         assert_eq!(follower.join().expect("follows"), (9, 1));
         assert_eq!(proxy.connections(), count, "as many connections as flows");
@@ -76,10 +76,10 @@ fn flows_of_the_tip_begin_where_the_first_one_does() {
     server.ledger(5, &ledger(5));
     let url = server.url();
     let follower = std::thread::spawn(move || follow(&url, 0, Some(8), flows(3)));
-    server.until_is(FanoutCounter::Subscribers, 1);
+    server.until_is(FanoutCounter::Connections, 1);
     server.begin(6);
     server.chunks(&ledger(6)[..40_000]);
-    server.until_is(FanoutCounter::Subscribers, 3);
+    server.until_is(FanoutCounter::Connections, 3);
     server.chunks(&ledger(6)[40_000..]);
     server.end();
     (7..=8).for_each(|sequence| server.ledger(sequence, &ledger(sequence)));
@@ -118,7 +118,7 @@ fn a_relay_takes_several_flows_and_gives_one() {
     (1..=3).for_each(|sequence| server.ledger(sequence, &ledger(sequence)));
     let told = Told { start: 1, flows: 3, ..Told::default() };
     let Some(relay) = Relay::start(&server.url(), &told) else { return };
-    server.until_is(FanoutCounter::Subscribers, 3);
+    server.until_is(FanoutCounter::Connections, 3);
     (4..=6).for_each(|sequence| server.ledger(sequence, &ledger(sequence)));
     assert_eq!(follow(&relay.server.url(), 1, Some(6), flows(1)).0, 6);
 }
@@ -130,7 +130,7 @@ fn a_thread_that_spins_inside_ledgers_gets_the_same() {
     let url = server.url();
     let settings = FollowSettings { spin: true, ..flows(2) };
     let follower = std::thread::spawn(move || follow(&url, 1, Some(4), settings));
-    server.until_is(FanoutCounter::Subscribers, 2);
+    server.until_is(FanoutCounter::Connections, 2);
     server.begin(2);
     server.chunks(&ledger(2)[..50_000]);
     // Longer than it looks for bytes: it sleeps, and is woken.

@@ -70,7 +70,7 @@ fn close(code: u16, reason: &str) -> Option<(u16, String)> {
 
 #[test]
 fn a_range_that_was_served_ends_with_1000_and_no_reason() {
-    let Some(mut server) = kept(3, 9, false) else { return };
+    let Some(server) = kept(3, 9, false) else { return };
     assert_eq!(both(&server, 4, Some(6)), (vec![4, 5, 6], close(1000, ""), Ok(())));
     // A tip that is past the end: at once, without a ledger.
     assert_eq!(both(&server, 0, Some(2)), (vec![], close(1000, ""), Ok(())));
@@ -156,7 +156,7 @@ fn ledgers_that_are_missing_end_what_is_kept_and_the_run_keeps_its_name() {
 
 #[test]
 fn a_subscriber_that_speaks_is_cut_off_without_a_close() {
-    let Some(mut server) = kept(3, 3, false) else { return };
+    let Some(server) = kept(3, 3, false) else { return };
     for (first, payload) in [(0x82, &b"hello"[..]), (0x81, b"text"), (0x82, &[0; 1025]), (0xc2, b"rsv")] {
         let (mut wire, _) = Wire::ask(server.address, "/stream?start=4");
         wire.say(first, payload);
@@ -166,7 +166,7 @@ fn a_subscriber_that_speaks_is_cut_off_without_a_close() {
 
 #[test]
 fn a_subscribers_close_is_echoed_with_its_code() {
-    let Some(mut server) = kept(3, 3, false) else { return };
+    let Some(server) = kept(3, 3, false) else { return };
     for code in [1000, 1001, 3000, 4999] {
         let (mut wire, _) = Wire::ask(server.address, "/stream?start=4");
         wire.say(0x88, &[&u16::to_be_bytes(code)[..], b"consumer done"].concat());

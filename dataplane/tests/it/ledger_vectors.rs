@@ -148,15 +148,20 @@ fn http_answers_are_these() {
     assert_eq!(answer("GET / HTTP/1.1\r\nHost: h\r\n\r\n"), refusal("404 Not Found", "", "404 page not found"));
     let foreign = answer(&request("/stream").replace("Host: h", "Host: h\r\nOrigin: http://other"));
     assert!(foreign.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{foreign}");
-    let body = format!(
-        "{{\"oldest\":25,\"latest\":29,\"subscribers\":0,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\"}}\n"
-    );
-    let length = body.len();
-    let healthy = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    let fields = format!(
+        "{{\"oldest\":25,\"latest\":29,\"subscribers\":0,\"live_abandons\":0,\"raw_fallbacks\":0,\"run\":\"{RUN}\",\"now_ns\":"
     );
     for method in ["GET", "POST", "PUT"] {
-        assert_eq!(answer(&format!("{method} /healthz HTTP/1.1\r\nHost: h\r\n\r\n")), healthy);
+        let healthy = answer(&format!("{method} /healthz HTTP/1.1\r\nHost: h\r\n\r\n"));
+        let (head, body) = healthy.split_once("\r\n\r\n").expect("a head");
+        let length = body.len();
+        let expected = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close"
+        );
+        assert_eq!(head, expected);
+        // The server's clock is the last thing in it.
+        let now_ns = body.strip_prefix(&fields).and_then(|rest| rest.strip_suffix("}\n")).expect("one line of JSON");
+        assert!(now_ns.parse::<i64>().is_ok_and(|now_ns| now_ns > 0), "{body}");
     }
 }
 

@@ -12,7 +12,7 @@ use sluice::ledger::chunker::{Chunker, Cut};
 use sluice::ledger::client::{Advanced, Client, ClientError, Polled};
 use sluice::ledger::compress::Packer;
 use sluice::ledger::event::Item;
-use sluice::ledger::hub::{Hub, Outcome, Stored};
+use sluice::ledger::hub::{Hub, Kept, Outcome, Stored, held_bytes};
 use sluice::ledger::keeper::{Fault, Keeper, KeeperSettings, Op};
 use sluice::ledger::message::{Encoded, HEADROOM};
 use sluice::ledger::query::Range;
@@ -26,8 +26,8 @@ use sluice::wire::ledger::{Begin, Codec, End, Message, decode};
 
 /// What lies in a connection at most: a server's socket buffer.
 pub const PIPE_BYTES: usize = 8 << 10;
-/// Bytes of completed ledgers that may wait for the disk.
-pub const MEMORY_BYTES: u64 = 80 << 10;
+/// Bytes of memory of completed ledgers that may wait for the disk.
+pub const MEMORY_BYTES: u64 = 160 << 10;
 /// What a connection may hold beside the messages that it shares: its request's head and its buffers.
 const CONNECTION_BYTES_MAX: usize = 48 << 10;
 pub const TURN_NS: i64 = 20_000_000;
@@ -549,8 +549,12 @@ impl Node {
             self.hub.bound_memory(MEMORY_BYTES);
         }
         self.write(tools);
-        // The last one may be longer than the bound: it is the flow's own memory. Frames are little more than the ledger.
-        let most = MEMORY_BYTES.max(tools.plan.ledger_bytes_max + 2_000);
+        // The last one may be longer than the bound: it is the flow's own memory.
+        let last = match self.hub.kept(self.hub.bounds().1) {
+            Some(Kept::Memory(replay)) => held_bytes(replay),
+            _ => 0,
+        };
+        let most = MEMORY_BYTES.max(last);
         assert!(self.hub.memory_bytes() <= most, "{} bytes wait for the disk", self.hub.memory_bytes());
         let (oldest, latest) = self.hub.bounds();
         // What waits for the disk is kept in memory, but for the one that it works at.

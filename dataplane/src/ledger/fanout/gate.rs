@@ -1,7 +1,7 @@
 //! Who comes in: limits on connections and subscribers, in all and for each address, and the subscriptions that have several flows.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::super::session::Door;
 use super::super::share::Share;
@@ -57,11 +57,20 @@ pub(super) struct Refused {
     pub(super) token: u64,
 }
 
+/// What one address's limits count: of IPv6 the first 64 bits, since a host has all addresses below them.
+fn host(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+    }
+}
+
 /// Counts who is in.
 pub(super) struct Gate {
     limits: GateLimits,
     all: Count,
     subscribers: usize,
+    /// By what [`host`] makes of an address.
     addresses: HashMap<IpAddr, Count>,
     /// Flows of each subscription that has asked for them.
     groups: HashMap<u64, u32>,
@@ -92,6 +101,7 @@ impl Gate {
 
     /// A connection comes.
     pub(super) fn connect(&mut self, address: IpAddr) -> Result<(), Crowded> {
+        let address = host(address);
         let (limits, one) = (self.limits, self.addresses.get(&address).copied().unwrap_or_default());
         if self.all.connections >= limits.subscribers_max.saturating_add(OTHERS_MAX) {
             return Err(Crowded::All);
@@ -110,6 +120,7 @@ impl Gate {
             self.leave(address, entered);
         }
         self.all.connections -= 1;
+        let address = host(address);
         let one = self.addresses.get_mut(&address).expect("a connection is counted at its address");
         one.connections -= 1;
         if one.connections == 0 {
@@ -120,7 +131,7 @@ impl Gate {
     /// A connection is sent no stream any more.
     pub(super) fn leave(&mut self, address: IpAddr, entered: Entered) {
         self.all.streams -= 1;
-        self.addresses.get_mut(&address).expect("a connection is counted at its address").streams -= 1;
+        self.addresses.get_mut(&host(address)).expect("a connection is counted at its address").streams -= 1;
         self.subscribers -= usize::from(entered.first);
         if let Some(group) = entered.group {
             self.groups.remove(&group);
@@ -128,7 +139,7 @@ impl Gate {
     }
 
     fn enter(&mut self, address: IpAddr, share: Share, id: Option<u64>, flows: bool) -> Result<Entered, Refusal> {
-        let one = self.addresses.get_mut(&address).expect("a connection is counted at its address");
+        let one = self.addresses.get_mut(&host(address)).expect("a connection is counted at its address");
         if self.all.streams >= self.limits.subscribers_max {
             self.refused.subscribers += 1;
             let text = format!("this server has {} subscribers, its most: ask again later", self.all.streams);
@@ -226,12 +237,28 @@ mod tests {
         assert_eq!(gate.connect(address(1)), Err(Crowded::Address));
         let mut taken = OTHERS_PER_ADDRESS_MAX + 1;
         while taken < 100 + OTHERS_MAX {
-            gate.connect(IpAddr::from((taken as u128).to_be_bytes())).expect("room");
+            gate.connect(IpAddr::from(((taken as u128) << 64).to_be_bytes())).expect("room");
             taken += 1;
         }
         assert_eq!(gate.connect(address(3)), Err(Crowded::All));
         (0..=OTHERS_PER_ADDRESS_MAX).for_each(|_| gate.disconnect(address(1), None));
         assert!(!gate.addresses.contains_key(&address(1)), "an address without connections is forgotten");
+    }
+
+    #[test]
+    fn a_host_of_ipv6_has_one_address_of_many() {
+        let mut gate = Gate::new(GateLimits { subscribers_max: 100, per_address_max: 2, flows_max: 4 });
+        let of = |network: u128, host: u128| IpAddr::from((network << 64 | host).to_be_bytes());
+        let enter = |gate: &mut Gate, address| {
+            gate.connect(address).expect("room for a connection");
+            gate.enter(address, Share::WHOLE, None, false).map_err(|refusal| refusal.status)
+        };
+        let entered: Vec<_> = (1..=2).map(|host| enter(&mut gate, of(7, host)).expect("room")).collect();
+        assert_eq!(enter(&mut gate, of(7, 1 << 63)), Err(429));
+        assert!(enter(&mut gate, of(8, 1)).is_ok(), "another network");
+        gate.disconnect(of(7, 1 << 63), None);
+        (1..=2).zip(entered).for_each(|(host, entered)| gate.disconnect(of(7, host), Some(entered)));
+        assert_eq!((gate.addresses.len(), gate.connections()), (1, 1));
     }
 
     #[test]

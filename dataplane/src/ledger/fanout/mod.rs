@@ -18,14 +18,18 @@ use crate::sys::uring::shared::{Batch, PARTS_MAX};
 use crate::units::NANOS_PER_MILLI;
 
 pub(super) mod gate;
+mod handshakes;
 mod peer;
 pub(super) mod secure;
 mod stored;
+mod waiting;
 
 use gate::{Crowded, DoorOf, Gate};
 pub use gate::{GateLimits, TokenCheck};
+use handshakes::Handshakes;
 use peer::{Peer, Reading, Stage};
 pub(super) use secure::TlsServer;
+use waiting::Waiting;
 
 /// Most bytes of one send: four chunks of the default size. More would only lengthen the turn: a socket's buffer takes at most 4 MiB
 /// by default.
@@ -100,12 +104,18 @@ pub(super) struct Audience {
     accepting: bool,
     peers: Vec<Option<Peer>>,
     free: Vec<u32>,
+    /// What each of them waits for; who waits for nothing has a part in no publish.
+    waiting: Waiting,
+    /// TLS handshakes that wait for their turn.
+    handshakes: Handshakes,
     /// Connections to be polled, each once.
     ready: VecDeque<u32>,
     /// Those of them that are behind, while the others are polled.
     behind: VecDeque<u32>,
     /// Connections that want a read of a stored ledger.
     wanted: VecDeque<u32>,
+    /// Boxed, because that is how the ring takes and gives them.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Batch>>,
     /// Buffers of encrypted bytes.
     ciphers: Vec<Arc<Vec<u8>>>,
@@ -138,6 +148,8 @@ impl Audience {
             accepting: false,
             peers: Vec::new(),
             free: Vec::new(),
+            waiting: Waiting::default(),
+            handshakes: Handshakes::default(),
             ready: VecDeque::new(),
             behind: VecDeque::new(),
             wanted: VecDeque::new(),
@@ -169,11 +181,16 @@ impl Audience {
         self.sending_live > 0
     }
 
-    /// Nobody is taken in any more.
+    /// Nobody is taken in any more, and who has asked for nothing yet is let go: there is nothing to drain.
     pub(super) fn close_door(&mut self, cx: &mut Context<'_>) {
         // The request holds the listener open.
         let _ = cx.ring.cancel(cx.base | ACCEPT, cx.base | CANCEL);
         self.listener = None;
+        for at in 0..self.peers.len() {
+            if self.peers[at].as_ref().is_some_and(|peer| peer.machine.is_waiting_for_request()) {
+                self.cut(at);
+            }
+        }
     }
 
     fn accept(&mut self, cx: &mut Context<'_>) {
@@ -238,6 +255,7 @@ impl Audience {
             }
         };
         self.peers[at] = Some(peer);
+        self.waiting.set(at, None);
         self.receive(cx, at, Vec::new());
     }
 
@@ -260,6 +278,28 @@ impl Audience {
         let Some(peer) = self.peers.get_mut(at).and_then(Option::as_mut) else { return };
         peer.receiving = false;
         let Some(bytes) = bytes.filter(|_| result > 0) else { return self.hung_up(at, result) };
+        if peer.stage == Stage::Open && peer.tls.as_ref().is_some_and(|session| session.is_handshaking()) {
+            // Nothing more is received until then, and its place stays its own.
+            peer.receiving = true;
+            return self.handshakes.put_aside(at as u32, bytes);
+        }
+        self.take_in(cx, at, bytes);
+    }
+
+    /// Steps of handshakes, as many as a turn may take.
+    fn shake_hands(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..self.handshakes.allowed(cx.hub.open_sequence().is_some(), cx.now) {
+            let Some((at, bytes)) = self.handshakes.take() else { return };
+            if let Some(peer) = self.peers[at as usize].as_mut() {
+                peer.receiving = false;
+                self.take_in(cx, at as usize, bytes);
+            }
+        }
+    }
+
+    /// What came on a connection.
+    fn take_in(&mut self, cx: &mut Context<'_>, at: usize, bytes: Vec<u8>) {
+        let Some(peer) = self.peers[at].as_mut() else { return };
         match peer.stage {
             Stage::Closing => return self.forget_if_idle(at),
             // What comes after the end is dropped.
@@ -360,13 +400,16 @@ impl Audience {
         }
     }
 
-    /// Polls whom something may have come for: everybody who waits, where the hub has changed (`published`), and all that are ready.
+    /// Polls whom something may have come for: who waits for it, where the hub has changed (`published`), and all that are ready.
     /// Who is behind is bounded by what a turn may give. How many sends were made.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, published: bool) -> usize {
         let mut sends = 0;
+        self.shake_hands(cx);
         if published {
-            for at in 0..self.peers.len() {
-                if self.peers[at].as_ref().is_some_and(|peer| peer.waiting && !peer.sending) {
+            let (reached, mut from) = (self.waiting.reached(cx.hub), 0);
+            while let Some(at) = self.waiting.next(from, reached) {
+                from = at + 1;
+                if self.peers[at].as_ref().is_some_and(|peer| !peer.sending) {
                     sends += usize::from(self.fill(cx, at) > 0);
                 }
             }
@@ -399,7 +442,7 @@ impl Audience {
 
     /// Whether somebody could be given something at once.
     pub(super) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || self.handshakes.is_due()
     }
 
     /// Gives a connection what comes next, in one send. How many bytes that are.
@@ -418,7 +461,7 @@ impl Audience {
         }
         let mut batch = peer.rest.take().or_else(|| self.spare.pop()).unwrap_or_default();
         peer.stash.drain(..).for_each(|part| batch.push(part));
-        peer.waiting = false;
+        self.waiting.set(at, None);
         while batch.bytes() < share && batch.parts() < PARTS_MAX && !peer.ended && peer.reading == Reading::No {
             match peer.machine.poll(cx.hub, cx.now) {
                 Step::Bytes(bytes) => batch.push(Arc::new(bytes)),
@@ -429,7 +472,7 @@ impl Audience {
                     self.wanted.push_back(at as u32);
                 }
                 Step::Wait => {
-                    peer.waiting = true;
+                    self.waiting.set(at, peer.machine.waits_for());
                     break;
                 }
                 Step::End => peer.ended = true,
@@ -449,6 +492,10 @@ impl Audience {
             self.keep(batch);
             self.end_if_drained(cx, at);
             return 0;
+        }
+        if let Some(peer) = self.peers[at].as_mut() {
+            // What TLS itself has to say is nothing that the machine knows of.
+            peer.machine.sending(cx.now);
         }
         self.send(cx, at, batch)
     }
@@ -649,9 +696,10 @@ impl Audience {
         self.cut(at);
     }
 
-    /// When the time-outs are looked at next; `None`: there are none.
+    /// When the time-outs are looked at next, or a handshake may go on; `None`: there are none.
     pub(super) fn deadline(&self) -> Option<i64> {
-        (!self.is_empty() || !self.accepting).then_some(self.look_at)
+        let look = (!self.is_empty() || !self.accepting).then_some(self.look_at);
+        [look, self.handshakes.deadline()].into_iter().flatten().min()
     }
 
     /// Subscribers that follow live, and the rate of the slowest one whose rate is known.

@@ -62,8 +62,6 @@ pub(super) struct Peer {
     pub(super) ended: bool,
     /// The other side has ended its half.
     pub(super) eof: bool,
-    /// The machine waits for the hub.
-    pub(super) waiting: bool,
     /// It stands in the queue of those that are polled.
     pub(super) queued: bool,
     /// What the other side had acknowledged when it was looked at last, and when it is looked at next; only while it takes nothing.
@@ -90,7 +88,6 @@ impl Peer {
             stash: Vec::new(),
             ended: false,
             eof: false,
-            waiting: false,
             queued: false,
             acked: None,
             ack_look_ns: i64::MAX,
