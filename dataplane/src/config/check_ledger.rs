@@ -306,7 +306,7 @@ fn check_captive(serve: &LedgerServe, findings: &mut Findings) {
         );
     }
     for url in &serve.history_archive_urls {
-        let rest = url.split_once("://").filter(|(scheme, _)| ["http", "https", "s3", "gs", "file"].contains(scheme));
+        let rest = url.split_once("://").filter(|(scheme, _)| ["http", "https"].contains(scheme));
         if rest.is_none_or(|(_, rest)| rest.is_empty()) || url.contains(char::is_whitespace) {
             findings.add(
                 key("history_archive_urls"),

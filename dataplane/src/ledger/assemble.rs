@@ -5,8 +5,13 @@ use xxhash_rust::xxh64::Xxh64;
 use super::query::Range;
 use super::unpack::{UnpackError, Unpacker};
 use crate::wire::ledger::{
-    Begin, CHUNK_BYTES_MAX, ChunkHeader, Codec, End, LEDGER_BYTES_MAX, Message, MessageError, SEQUENCE_MAX, decode,
+    Begin, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, End, LEDGER_BYTES_MAX, Message, MessageError,
+    SEQUENCE_MAX, decode,
 };
+
+/// Most chunks of a ledger: the longest in the smallest chunks, and as many again for last ones that are smaller. What empty chunks make a
+/// receiver keep is so bounded as well.
+pub const CHUNKS_MAX: u32 = 2 * (LEDGER_BYTES_MAX / CHUNK_BYTES_MIN as u64) as u32;
 
 /// What a subscriber takes at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +52,12 @@ pub enum AssemblyError {
     /// No message at all.
     #[error(transparent)]
     Message(#[from] MessageError),
+    /// More chunks than a ledger can have, whatever is in them.
+    #[error("ledger {sequence} has more than {CHUNKS_MAX} chunks")]
+    TooManyChunks {
+        /// The ledger.
+        sequence: u32,
+    },
     /// Another ledger begins before the one at hand is complete.
     #[error("ledger {found} begins before ledger {open} is complete")]
     OtherBegin {
@@ -404,6 +415,9 @@ impl Assembler {
     fn place(&mut self, header: &ChunkHeader) -> Result<(), AssemblyError> {
         let flow = open_flow(&mut self.flow, "CHUNK", header.sequence)?;
         let (sequence, index, expected) = (header.sequence, header.index, flow.chunks);
+        if index >= CHUNKS_MAX {
+            return Err(AssemblyError::TooManyChunks { sequence });
+        }
         if index == expected { Ok(()) } else { Err(AssemblyError::ChunkIndex { sequence, expected, found: index }) }
     }
 

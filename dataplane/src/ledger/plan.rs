@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::archive::{Archive, ArchiveSettings, Began, Opened};
+use super::archive::{Archive, ArchiveSettings, Began, Opened, Reader};
 use super::assemble::Limits;
 use super::bearer;
 use super::chunker::Cut;
@@ -39,6 +39,7 @@ use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
 use crate::sys::clock;
 use crate::sys::resolve::Resolver;
+use crate::wire::ledger::SEQUENCE_MAX;
 
 /// Bytes of chunk buffers that a server keeps to use again: two of the largest usual ledgers and what waits for the disk meanwhile.
 const POOL_BYTES: usize = 256 << 20;
@@ -81,6 +82,7 @@ pub fn plan(config: &Config, doorbells: &BTreeMap<String, Arc<Doorbell>>) -> Res
 }
 
 fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) -> Result<LedgerPlan, String> {
+    let serve = &going_on(serve);
     let reload =
         Reload::load(serve).map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
     let bell = |core: &str| doorbells.get(core).cloned().ok_or_else(|| format!("there is no core \"{core}\""));
@@ -91,8 +93,8 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
         LedgerSource::Follow => None,
         _ => Some(source(serve)?),
     };
-    let description = source.as_ref().map_or_else(|| format!("follow {}", upstream_name(serve)), |s| s.description());
-    let network = source.as_ref().map_or_else(|| network_of(serve.network_passphrase.as_deref()), |s| s.network());
+    let description = source.as_ref().map_or_else(|| format!("follow {}", upstream_shown(serve)), |s| s.description());
+    let network = source.as_ref().map_or_else(|| network_of(None), |s| s.network());
     let (archive, opened) = archive(serve, description.clone(), network)?;
     let run = archive.run().to_string();
     let latest = opened.stored.last().map(|stored| stored.sequence);
@@ -133,6 +135,21 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
     let fanout = if serve.trial.stamp_drained { fanout.stamping_drained() } else { fanout };
     workers.push((serve.core.clone(), Box::new(fanout)));
     Ok(LedgerPlan { workers, status: Arc::new(status), reload })
+}
+
+/// A captive core is asked for what follows the ledgers that are kept, so that a restart goes on. Where they are another source's,
+/// opening the archive says so.
+fn going_on(serve: &LedgerServe) -> LedgerServe {
+    let mut serve = serve.clone();
+    if serve.source != LedgerSource::Captive || serve.reset {
+        return serve;
+    }
+    let latest = Reader::open(&serve.segments_dir()).map_or(0, |reader| reader.bounds().1);
+    if latest >= serve.start_ledger && latest < SEQUENCE_MAX {
+        tracing::info!(start_ledger = serve.start_ledger, latest, "the node goes on after what is kept");
+        serve.start_ledger = latest + 1;
+    }
+    serve
 }
 
 fn ways(serve: &LedgerServe, fanout: &Arc<Doorbell>, items: usize) -> Ways {
@@ -262,6 +279,11 @@ fn encoders(
         workers.push((core.to_string(), Box::new(worker)));
     }
     Ok((ends, workers))
+}
+
+/// The upstream without its query, which may hold a token: this is written down and shown.
+fn upstream_shown(serve: &LedgerServe) -> String {
+    Url::parse(upstream_name(serve)).map_or_else(|_| "an upstream".into(), |url| url.to_string())
 }
 
 fn upstream_name(serve: &LedgerServe) -> &str {

@@ -25,7 +25,7 @@ use crate::sync::counters::CounterWriter;
 use crate::sys::resolve::Resolver;
 use crate::sys::{random, tcp};
 use crate::units::{NANOS_PER_MILLI, NANOS_PER_SECOND};
-use crate::wire::ledger::{ChunkHeader, Codec, Message};
+use crate::wire::ledger::{CHUNK_BYTES_MAX, ChunkHeader, Codec, Message};
 
 /// Bytes of one receive of a TLS connection; a plain one is received where the reader keeps it.
 const RECEIVE_BYTES: usize = 256 << 10;
@@ -657,7 +657,9 @@ fn shared(pool: &Pool, header: ChunkHeader, payload: &[u8]) -> Encoded {
         Codec::Raw => None,
         Codec::Zstd => zstd::zstd_safe::get_frame_content_size(payload).ok().flatten(),
     };
-    let raw_bytes = stated.and_then(|stated| usize::try_from(stated).ok()).unwrap_or(payload.len());
+    // What a header states is not verified yet, and is only counted.
+    let stated = stated.and_then(|stated| usize::try_from(stated).ok()).map(|stated| stated.min(CHUNK_BYTES_MAX));
+    let raw_bytes = stated.unwrap_or(payload.len());
     Encoded::in_place(buffer, header, payload.len(), raw_bytes)
 }
 

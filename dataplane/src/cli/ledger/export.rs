@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::progress_bar;
 use crate::cli::{Exit, Failure, Outcome};
-use crate::ledger::archive::{Reader, directory_of};
+use crate::ledger::archive::{ReadError, Reader, directory_of};
 use crate::ledger::export::{ExportError, Form, Selection, export};
 use crate::ledger::galexie::{Layout, Manifest};
 use crate::ledger::place::Place;
@@ -90,6 +90,7 @@ fn form(args: &Args) -> Result<Form, Failure> {
 
 fn failure(error: ExportError) -> Failure {
     let exit = match &error {
+        ExportError::Read(ReadError::NotKept { .. }) => Exit::Usage,
         ExportError::Read(_) => Exit::Damage,
         ExportError::Place(_) | ExportError::Io(_) => Exit::Host,
         ExportError::NoMeta { .. } => Exit::Difference,

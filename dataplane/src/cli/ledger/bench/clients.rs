@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -124,6 +124,8 @@ pub fn run(settings: &Settings) -> Result<(Measured, Option<Failure>), Failure> 
         bar.set_position(u64::from(crowd.arrived.load(Ordering::Relaxed)));
     }
     bar.finish_and_clear();
+    // Where one has failed, the others would wait for a source that waits for it.
+    crowd.cancel();
     let clients = crowd.join();
     let (raw_fallbacks, stopped) = match server.map(Server::stop) {
         Some(Ok(raw_fallbacks)) => (Some(raw_fallbacks), Ok(())),
@@ -200,13 +202,15 @@ struct Crowd {
     cancels: Vec<Cancel>,
     /// Ledgers that the first client has.
     arrived: Arc<AtomicU32>,
+    /// A client has failed: set `Relaxed` by its thread, which tells the rest by being joined.
+    failed: Arc<AtomicBool>,
 }
 
 impl Crowd {
     fn start(settings: &Settings, url: &str, server: Option<&Server>) -> Result<Crowd, Failure> {
         let arrived = Arc::new(AtomicU32::new(0));
         let follow = follow_settings(settings)?;
-        let mut crowd = Crowd { threads: Vec::new(), cancels: Vec::new(), arrived };
+        let mut crowd = Crowd { threads: Vec::new(), cancels: Vec::new(), arrived, failed: Arc::default() };
         for index in 0..settings.args.subscribers {
             let follower = Follower::new(url, settings.range, follow.clone());
             let follower = follower.map_err(|error| Failure::usage(error.to_string()))?;
@@ -216,6 +220,7 @@ impl Crowd {
                 cpu: settings.client_cpu,
                 count: settings.count,
                 arrived: crowd.arrived.clone(),
+                failed: crowd.failed.clone(),
                 verifier: (settings.args.verify && index == 0).then(|| Verifier::new(settings)).transpose()?,
                 meter: server.map(Server::meter).unwrap_or_default(),
                 machine: settings.args.cpu,
@@ -234,7 +239,7 @@ impl Crowd {
 
     /// When the first client has failed the others have nothing to wait for.
     fn has_ended(&self) -> bool {
-        self.threads.iter().all(JoinHandle::is_finished)
+        self.failed.load(Ordering::Relaxed) || self.threads.iter().all(JoinHandle::is_finished)
     }
 
     fn join(self) -> Vec<Client> {
@@ -263,6 +268,7 @@ struct Seat {
     cpu: Option<usize>,
     count: Option<u32>,
     arrived: Arc<AtomicU32>,
+    failed: Arc<AtomicBool>,
     verifier: Option<Verifier>,
     meter: Meter,
     machine: bool,
@@ -270,7 +276,14 @@ struct Seat {
 }
 
 impl Seat {
-    fn run(mut self, mut follower: Follower) -> Client {
+    fn run(self, follower: Follower) -> Client {
+        let failed = self.failed.clone();
+        let client = self.sit(follower);
+        failed.fetch_or(client.failed.is_some(), Ordering::Relaxed);
+        client
+    }
+
+    fn sit(mut self, mut follower: Follower) -> Client {
         let mut client = Client::default();
         client.samples.reserve(SAMPLES_RESERVED);
         if let Some(host) = &self.host

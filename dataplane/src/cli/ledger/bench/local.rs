@@ -11,6 +11,8 @@ use crate::ledger::source::{Poll, Source};
 use crate::sys::signal::{Asked, Signals};
 use crate::sys::{clock, wait};
 
+/// Pause before a source whose descriptors are readable without anything to read is asked again.
+const PAUSE: Duration = Duration::from_millis(1);
 /// How much is read of a pipe at a time: what the kernel is asked to hold.
 const ROOM_BYTES: usize = 1 << 20;
 /// Longest wait without a look at the signals.
@@ -85,6 +87,7 @@ impl Watch {
     fn follow(&mut self, source: &mut dyn Source, signals: &Signals) -> Result<(), String> {
         let fds = source.start(clock::monotonic_ns()).map_err(|error| error.to_string())?;
         let mut open: Option<Open> = None;
+        let mut waited = false;
         loop {
             let at = if self.tap { 0 } else { open.map_or(0, |open| open.bytes) };
             if self.ledger.len() < at + ROOM_BYTES {
@@ -119,12 +122,18 @@ impl Watch {
                     });
                     let ready =
                         wait::readable(&fds, until).map_err(|error| format!("waiting for the source: {error}"))?;
-                    if !ready && self.is_interrupted(signals, Duration::ZERO)? {
+                    if self.is_interrupted(signals, Duration::ZERO)? {
                         return Ok(());
                     }
+                    // What is readable for ever, as a pipe at its end, is no reason to look without pause.
+                    if ready && std::mem::replace(&mut waited, true) {
+                        clock::sleep(PAUSE);
+                    }
+                    continue;
                 }
                 Poll::Finished => return Ok(()),
             }
+            waited = false;
         }
     }
 

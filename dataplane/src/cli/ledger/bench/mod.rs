@@ -212,12 +212,18 @@ pub fn run(args: Args) -> Outcome {
 
 /// Prints the summary and judges the run: `failed` is what ended it.
 fn report(settings: &Settings, measured: Measured, failed: Option<Failure>) -> Outcome {
+    let (got, asked) = (measured.samples.len(), settings.count.unwrap_or(0) as usize);
     let warning = measured.clock.as_ref().and_then(|clock| clock.warning());
     let summary = Summary::from(measured);
-    let (lines, passed) = match settings.args.gate.as_slice() {
+    let (mut lines, mut passed) = match settings.args.gate.as_slice() {
         [] => (Vec::new(), true),
         gates => gate::judge(gates, &summary),
     };
+    // A gate over fewer ledgers than were asked for says nothing of those that are missing.
+    if !settings.args.gate.is_empty() && got < asked {
+        lines.push(format!("gate ledgers: {got} of {asked} came: MISSED"));
+        passed = false;
+    }
     let mut text = match settings.args.json {
         true => {
             let mut json = summary.json();

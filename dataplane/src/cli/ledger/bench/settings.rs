@@ -109,8 +109,9 @@ impl Settings {
             compress: args.compress.0,
             compress_level: args.compress_level,
             spin: args.spin,
-            subscribers_max: args.subscribers + 1,
-            subscribers_per_address_max: args.subscribers + 1,
+            // Each flow of a subscriber is a connection.
+            subscribers_max: args.subscribers * u32::from(args.flows) + 1,
+            subscribers_per_address_max: args.subscribers * u32::from(args.flows) + 1,
             // The namespaces of a link are this run's own.
             insecure: args.link.is_some() || args.as_server.is_some(),
             trial: LedgerTrial {
