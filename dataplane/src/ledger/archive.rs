@@ -292,7 +292,14 @@ impl Archive {
                 tracing::warn!("{}: {}: {fault:?}", self.directory.display(), operation.describe());
             }
             self.operation = None;
+            let made_room = self.keeper.counters().made_room;
             self.keeper.on_done(result, port.hub, port.now, port.utc_ns);
+            if self.keeper.counters().made_room > made_room {
+                let (directory, oldest) = (self.directory.display(), port.hub.bounds().0);
+                tracing::warn!(
+                    "{directory}: the disk is full: the oldest segment goes, ledger {oldest} is the oldest now"
+                );
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 //! Retention's writer as a machine: completed ledgers and `now` go in, operations on segments come out, one at a time, and their
 //! results go back in. It opens no file.
 //!
-//! Nothing waits for it. A ledger that is not written yet is served from the hub's memory; when the disk is too slow or full, the
-//! hub drops the oldest of those ([`Hub::bound_memory`]) and the writer passes them over.
+//! Nothing waits for it. A ledger that is not written yet is served from the hub's memory. When the disk is full, the oldest segment
+//! makes room for what is newer; when it is too slow, or full of what is not ours, the hub drops the oldest of the unwritten ones
+//! ([`Hub::bound_memory`]) and the writer passes them over.
 
 use std::collections::VecDeque;
 
@@ -94,7 +95,7 @@ pub enum Op {
 /// Why an operation failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// No space: the same is tried again.
+    /// No space: the oldest segment goes, and the same is tried again.
     NoSpace,
     /// Anything else, as an errno: the segment is not written any more.
     Io(i32),
@@ -115,6 +116,8 @@ pub struct KeeperCounters {
     pub failed: u64,
     /// Segments deleted.
     pub deleted: u64,
+    /// Segments that left within the bounds, because the disk was full.
+    pub made_room: u64,
 }
 
 /// A segment that is there, oldest first.
@@ -327,8 +330,10 @@ impl Keeper {
             return None;
         }
         let closes = self.open.as_ref().is_some_and(|open| open.left || self.draining);
-        let waits = closes || !self.queue.is_empty() || !self.doomed.is_empty();
-        let retry = waits.then_some(self.not_before_ns);
+        let retry = match self.doomed.is_empty() {
+            false => Some(i64::MIN),
+            true => (closes || !self.queue.is_empty()).then_some(self.not_before_ns),
+        };
         let sync = match (self.settings.sync, &self.open) {
             (SyncPolicy::Interval(interval), Some(Open { dirty_since_ns: Some(since), .. })) => {
                 Some(since.saturating_add(interval).max(self.not_before_ns))
@@ -342,12 +347,16 @@ impl Keeper {
     pub fn poll(&mut self, hub: &Hub, now: i64) -> Option<Op> {
         // Whatever the disk does: what it cannot take any more is not held for it.
         self.pass_over(hub);
-        if self.in_flight.is_some() || now < self.not_before_ns {
+        if self.in_flight.is_some() {
             return None;
         }
+        // Not put off by a fault: a full disk has room only after this.
         if let Some(segment) = self.doomed.pop_front() {
             self.in_flight = Some(InFlight::Delete);
             return Some(Op::Delete { segment });
+        }
+        if now < self.not_before_ns {
+            return None;
         }
         if let Some(open) = &self.open {
             let full = self.queue.front().is_some_and(|next| self.is_full(open, &next.facts, &next.frames));
@@ -384,7 +393,12 @@ impl Keeper {
     pub fn on_done(&mut self, result: Result<(), Fault>, hub: &mut Hub, now: i64, utc_ns: i64) {
         let done = self.in_flight.take().expect("an operation is under way");
         if let Err(fault) = result {
-            self.on_fault(done, fault, now);
+            self.on_fault(&done, fault, now);
+            // A disk that takes nothing is freed of what has left all the same.
+            self.enforce(hub, utc_ns);
+            if fault == Fault::NoSpace && !matches!(done, InFlight::Delete) {
+                self.make_room(hub);
+            }
             return;
         }
         match done {
@@ -421,7 +435,7 @@ impl Keeper {
         hub.stored(record.stored);
     }
 
-    fn on_fault(&mut self, done: InFlight, fault: Fault, now: i64) {
+    fn on_fault(&mut self, done: &InFlight, fault: Fault, now: i64) {
         self.not_before_ns = now.saturating_add(self.settings.retry_ns);
         match fault {
             Fault::NoSpace => self.counters.no_space += 1,
@@ -442,10 +456,28 @@ impl Keeper {
             // An unsealed segment is read all the same.
             (InFlight::Seal, _) => self.close(),
             // The next try replaces what this one left, so that a full disk does not fill up with names.
-            (InFlight::Create(number), _) if !self.doomed.contains(&number) => self.next_number = number,
+            (InFlight::Create(number), _) if !self.doomed.contains(number) => self.next_number = *number,
             // What is left is deleted when the directory is opened again.
             (InFlight::Create(_) | InFlight::Delete, _) => {}
         }
+    }
+
+    /// The disk is full: the oldest segment leaves retention, unless one is to be deleted anyway. One for each failure, which come
+    /// [`KeeperSettings::retry_ns`] apart: its space comes back only when nobody reads it any more.
+    fn make_room(&mut self, hub: &mut Hub) {
+        if !self.doomed.is_empty() {
+            return;
+        }
+        let Some(oldest) = self.known.pop_front() else { return };
+        self.doomed.push_back(oldest.number);
+        self.counters.made_room += 1;
+        while let Some(record) = self.records.front().copied()
+            && record.stored.sequence <= oldest.last
+        {
+            self.records.pop_front();
+            self.record_bytes -= record.bytes();
+        }
+        hub.prune(oldest.last + 1);
     }
 
     /// The open segment takes nothing more.
@@ -616,6 +648,67 @@ mod tests {
         assert_eq!(kit.keeper.counters().passed_over, 2);
         kit.all();
         assert_eq!((kit.hub.bounds(), kit.keeper.durable(), kit.hub.memory_bytes()), ((7, 8), Some(8), 0));
+    }
+
+    #[test]
+    fn a_disk_that_our_own_segments_fill_has_room_for_what_is_new() {
+        let mut kit = Kit::new(SETTINGS);
+        for sequence in 1..=20 {
+            kit.ledger(sequence);
+            kit.all();
+        }
+        for (round, full) in ["write", "sync", "seal", "create"].into_iter().enumerate() {
+            let (held, deleted) = (kit.keeper.held().0, kit.keeper.counters().deleted);
+            // Full until something was deleted, whatever is tried first.
+            for sequence in 21 + 4 * round as u32..25 + 4 * round as u32 {
+                kit.ledger(sequence);
+            }
+            let mut refused = 0;
+            while let Some(op) = kit.keeper.poll(&kit.hub, kit.now) {
+                let name = match &op {
+                    Op::Create { .. } => "create",
+                    Op::Write { .. } => "write",
+                    Op::Sync { .. } => "sync",
+                    Op::Seal { .. } => "seal",
+                    Op::Delete { .. } => "delete",
+                };
+                let fails = name == full && kit.keeper.counters().deleted == deleted;
+                refused += u32::from(fails);
+                let result = if fails { Err(Fault::NoSpace) } else { Ok(()) };
+                kit.keeper.on_done(result, &mut kit.hub, kit.now, 0);
+                kit.now += SETTINGS.retry_ns;
+            }
+            assert_eq!((refused, kit.keeper.waiting()), (1, 0), "{full}");
+            assert_eq!((kit.keeper.held().0, kit.keeper.counters().deleted), (held + 2, deleted + 1), "{full}");
+            assert_eq!(kit.hub.bounds(), (3 + 2 * round as u32, 24 + 4 * round as u32), "only the oldest segment went");
+        }
+        assert_eq!(kit.keeper.counters().made_room, 4);
+    }
+
+    #[test]
+    fn what_the_hub_dropped_is_deleted_although_no_operation_succeeds() {
+        let mut kit = Kit::new(SETTINGS);
+        for sequence in 1..=8 {
+            kit.ledger(sequence);
+            kit.all();
+        }
+        kit.ledger(9);
+        kit.ledger(10);
+        kit.hub.prune(10);
+        let mut deleted = Vec::new();
+        for _ in 0..20 {
+            let Some(op) = kit.keeper.poll(&kit.hub, kit.now) else { break };
+            let result = match op {
+                Op::Delete { segment } => {
+                    deleted.push(segment);
+                    Ok(())
+                }
+                _ => Err(Fault::Io(5)),
+            };
+            kit.keeper.on_done(result, &mut kit.hub, kit.now, 0);
+            kit.now += SETTINGS.retry_ns;
+        }
+        assert_eq!(deleted, [1, 2, 3], "the last one waits for another");
     }
 
     #[test]
