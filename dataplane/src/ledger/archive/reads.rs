@@ -25,6 +25,9 @@ pub const READ_BYTES: u64 = 1 << 20;
 const INDEX_ROOM_BYTES: usize = 64 << 10;
 /// Most reads with the kernel at once: more than the io workers that a core gets can do.
 const READS_IN_FLIGHT_MAX: usize = 8;
+/// Most of them while a ledger is open: each is checked whole when it comes (some 60 µs), in one round with all that came with it, and
+/// what is live waits for that.
+const READS_IN_LEDGER_MAX: usize = 2;
 /// How many reads one replay is read ahead: while one is sent and one waits to be sent, one is read.
 const AHEAD: usize = 2;
 /// Reads that are kept: what [`READS_IN_FLIGHT_MAX`] replays have read ahead, twice. With [`READ_BYTES`] the memory that it may take.
@@ -189,6 +192,11 @@ impl Slot {
             }
         };
     }
+}
+
+/// Most reads with the kernel at once.
+fn at_once(hub: &Hub) -> usize {
+    if hub.open_sequence().is_some() { READS_IN_LEDGER_MAX } else { READS_IN_FLIGHT_MAX }
 }
 
 /// What each waiter was given last, and whether it still has it.
@@ -398,6 +406,9 @@ impl Reads {
         place: Place,
         waiters: Vec<u64>,
     ) -> Result<(), Refused> {
+        if self.in_flight() >= at_once(port.hub) {
+            return Err(Refused::Full);
+        }
         let at = self.slots.iter().position(Option::is_none).ok_or(Refused::Full)?;
         let outside = self.outside();
         if outside >= self.bytes_max {
@@ -530,8 +541,7 @@ impl Reads {
                 continue;
             }
             let under_way = self.slots.iter().flatten().any(|slot| slot.place == place);
-            if !under_way && (!self.has_room_ahead(port.now) || self.begin(segments, port, place, Vec::new()).is_err())
-            {
+            if !under_way && (!self.has_room_ahead(port) || self.begin(segments, port, place, Vec::new()).is_err()) {
                 return;
             }
             // How far it goes is known only with its index.
@@ -541,11 +551,11 @@ impl Reads {
     }
 
     /// Whether reading ahead takes nothing from those who have asked.
-    fn has_room_ahead(&self, now: i64) -> bool {
+    fn has_room_ahead(&self, port: &ArchivePort<'_>) -> bool {
         self.waiting.is_empty()
-            && self.in_flight() < READS_IN_FLIGHT_MAX - AHEAD
+            && self.in_flight() < (at_once(port.hub) - AHEAD).max(1)
             && self.outside() < self.shrink_bytes
-            && self.kept.iter().filter(|read| read.is_awaited(now)).count() < KEPT_READS_MAX / 2
+            && self.kept.iter().filter(|read| read.is_awaited(port.now)).count() < KEPT_READS_MAX / 2
     }
 
     /// What came is not what was written, or nothing came: once more from the beginning, then it is lost.
@@ -709,5 +719,32 @@ mod tests {
         drop(first);
         assert_eq!(kit.next().0, 1, "when it has sent that");
         assert_eq!(kit.archive.deadline(), None);
+    }
+
+    #[test]
+    fn while_a_ledger_is_open_few_reads_are_under_way() {
+        let Some(mut kit) = Kit::new(12) else { return };
+        for (open, most) in [(true, READS_IN_LEDGER_MAX), (false, READS_IN_FLIGHT_MAX)] {
+            if open {
+                kit.hub.begin(&Begin { sequence: 13, emit_start_ns: 0 });
+            }
+            kit.archive.reads.forget();
+            (1..=10).for_each(|waiter| kit.ask(waiter as u32, 0, waiter));
+            let mut seen = kit.archive.reads.in_flight();
+            assert_eq!(seen, most);
+            let mut told = 0;
+            kit.until(|kit| {
+                seen = seen.max(kit.archive.reads.in_flight());
+                while kit.archive.next_read().is_some() {
+                    told += 1;
+                }
+                told == 10
+            });
+            assert_eq!(seen, most, "open: {open}");
+            kit.until(|kit| kit.archive.reads.in_flight() == 0);
+            if open {
+                kit.hub.end(&End { sequence: 13, chunks: 0, bytes: 0, emit_end_ns: 0, xxh64: 0 });
+            }
+        }
     }
 }
