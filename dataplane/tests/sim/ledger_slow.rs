@@ -91,7 +91,7 @@ impl Source for Script {
             }
             self.asked(begin, now);
             self.given = Some(0);
-            let declared = (self.number % 2 == 0).then_some(bytes);
+            let declared = self.number.is_multiple_of(2).then_some(bytes);
             return Ok(Poll::Begin { sequence: self.first + self.number as u32, bytes: declared });
         };
         if given == bytes {
