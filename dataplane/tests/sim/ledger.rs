@@ -62,17 +62,31 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs the seeds that were asked for, or so many; what they came through must be everything that is possible.
-pub fn all_seeds(seeds: u64, world: impl Fn(u64) -> Result<Tally, String>, met: impl Fn(&mut Tally) -> bool) {
+pub fn all_seeds(seeds: u64, world: impl Fn(u64) -> Result<Tally, String> + Sync, met: impl Fn(&mut Tally) -> bool) {
     let seeds = match number("SLUICE_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number("SLUICE_SEEDS").unwrap_or(seeds),
     };
     let many = seeds.end - seeds.start >= 100;
+    // Seeds do not know of each other: each thread takes every so many-th.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    let part = |first: usize| {
+        let mut sum = Tally::default();
+        for seed in seeds.clone().skip(first).step_by(threads) {
+            sum.add(&world(seed).map_err(|what| format!("SLUICE_SEED={seed}: {what}"))?);
+        }
+        Ok(sum)
+    };
+    let sums: Vec<Result<Tally, String>> = std::thread::scope(|scope| {
+        let part = &part;
+        let running: Vec<_> = (0..threads).map(|first| scope.spawn(move || part(first))).collect();
+        running.into_iter().map(|thread| thread.join().expect("a panic inside is caught")).collect()
+    });
     let mut all = Tally::default();
-    for seed in seeds {
-        match world(seed) {
-            Err(what) => panic!("SLUICE_SEED={seed}: {what}"),
-            Ok(tally) => all.add(&tally),
+    for sum in sums {
+        match sum {
+            Err(what) => panic!("{what}"),
+            Ok(sum) => all.add(&sum),
         }
     }
     println!("{all:?}");
