@@ -250,12 +250,13 @@ impl FanoutWorker {
         let parts = run_parts(&run);
         tracing::info!(
             before = self.parts.run,
-            now = run,
+            now = if parts.is_some() { run.as_str() } else { "one with a name that is not passed on" },
             "what follows does not go on with what is kept: retention is reset"
         );
         self.reset(parts.map(|parts| parts.0), parts.map(|parts| parts.1), 0);
-        if self.archive.is_none() || parts.is_none() {
-            self.parts.run = run;
+        if self.archive.is_none() {
+            // Header fields and JSON escape nothing: what has not the form of a run gets a name of its own, as in an archive.
+            self.parts.run = parts.map_or_else(|| uuid::Uuid::new_v4().to_string(), |_| run);
             self.tell_run();
         }
     }

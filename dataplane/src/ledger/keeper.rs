@@ -180,6 +180,8 @@ pub struct Keeper {
     queue: VecDeque<Waiting>,
     known: VecDeque<Known>,
     open: Option<Open>,
+    /// More that were found unsealed, oldest first: each is opened when the one before it is closed.
+    left: VecDeque<Open>,
     doomed: VecDeque<u64>,
     /// What is kept in the store, oldest first, and its bytes.
     records: VecDeque<Record>,
@@ -225,6 +227,7 @@ impl Keeper {
             queue: VecDeque::new(),
             known: VecDeque::new(),
             open: None,
+            left: VecDeque::new(),
             doomed: VecDeque::new(),
             record_bytes: serveable.iter().map(Record::bytes).sum(),
             next_number: segments.iter().map(|segment| segment.header.number + 1).max().unwrap_or(1),
@@ -243,15 +246,16 @@ impl Keeper {
             let serves = first.is_some_and(|first| number >= first.segment) && !segment.records.is_empty();
             if !serves {
                 keeper.doomed.push_back(number);
-            } else if segment.sealed || keeper.open.is_some() {
-                // A second unsealed one is read as it is.
+            } else if segment.sealed {
                 keeper.know(number, &segment.records);
             } else {
-                // Whatever is behind `end` is cut when it is sealed, which comes before the next write.
+                // Whatever is behind `end` is cut when it is sealed, which comes before the next write. A write or a seal that failed
+                // leaves more than one of these, and no process may ever have synced any of them.
                 let Segment { records, end, .. } = segment;
-                keeper.open = Some(Open { number, records, end, dirty_since_ns: Some(i64::MIN), left: true });
+                keeper.left.push_back(Open { number, records, end, dirty_since_ns: Some(i64::MIN), left: true });
             }
         }
+        keeper.open = keeper.left.pop_front();
         let stored: Vec<Stored> = keeper.records.iter().map(|record| record.stored).collect();
         let left_out = all - joined;
         (keeper, Opened { stored, left_out, torn_bytes })
@@ -282,7 +286,7 @@ impl Keeper {
     pub fn reset(&mut self, run: Run) {
         self.run = run;
         self.queue.clear();
-        let open = self.open.take().map(|open| open.number);
+        let open = self.open.take().into_iter().chain(self.left.drain(..)).map(|open| open.number);
         self.doomed.extend(self.known.drain(..).map(|known| known.number).chain(open));
         // What is on its way goes to a segment that is doomed.
         if let Some(InFlight::Create(number)) = self.in_flight {
@@ -488,6 +492,7 @@ impl Keeper {
                 false => self.know(open.number, &open.records),
             }
         }
+        self.open = self.left.pop_front();
     }
 
     fn know(&mut self, number: u64, records: &[Record]) {
@@ -771,6 +776,33 @@ mod tests {
         let (keeper, opened) = Keeper::open(segments(), run(1), KeeperSettings { bounds, ..SETTINGS }, 0);
         let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0 };
         assert_eq!(kit.all()[..2], ["delete 3", "delete 4"]);
+    }
+
+    #[test]
+    fn all_that_was_left_unsealed_is_synced_before_anything_later_is_called_durable() {
+        let segments =
+            || vec![found(3, 1, 2, false), found(4, 3, 4, true), found(5, 5, 6, false), found(6, 7, 8, false)];
+        let open = || {
+            let (keeper, opened) = Keeper::open(segments(), run(1), SETTINGS, 0);
+            Kit { hub: Hub::new(&opened.stored), keeper, now: 0 }
+        };
+        let mut kit = open();
+        kit.ledger(9);
+        let sealed = ["sync 3", "seal 3", "sync 5", "seal 5", "sync 6", "seal 6"];
+        for (op, durable) in sealed.into_iter().zip([2, 2, 6, 6, 8, 8]) {
+            assert_eq!(kit.step(Ok(())).as_deref(), Some(op));
+            assert_eq!(kit.keeper.durable(), Some(durable), "{op}");
+        }
+        assert_eq!(kit.all(), ["create 7", "write 7 at 512", "sync 7"]);
+        assert_eq!((kit.keeper.durable(), kit.hub.bounds()), (Some(9), (1, 9)));
+
+        let mut kit = open();
+        kit.keeper.reset(run(2));
+        assert_eq!(kit.all(), ["delete 4", "delete 3", "delete 5", "delete 6"], "none is forgotten");
+        let mut kit = open();
+        kit.keeper.drain();
+        assert_eq!(kit.all(), sealed);
+        assert!(kit.keeper.is_drained());
     }
 
     #[test]

@@ -6,7 +6,6 @@
 #[cfg(feature = "ledger")]
 pub mod archive;
 pub mod assemble;
-#[cfg(feature = "ledger")]
 pub mod bearer;
 #[cfg(feature = "ledger")]
 pub mod bench;
@@ -70,7 +69,6 @@ pub mod rpc;
 pub mod session;
 #[cfg(feature = "ledger")]
 pub mod share;
-#[cfg(feature = "ledger")]
 mod socket;
 #[cfg(feature = "ledger")]
 pub mod source;

@@ -17,6 +17,7 @@ use super::hub::Outcome;
 use super::message::{Encoded, HEADROOM};
 use super::pool::{Buffer, Pool};
 use super::query::Range;
+use super::retention::run_parts;
 use super::stats::RelayCounter;
 use super::url::Url;
 use crate::runtime::link::LinkSender;
@@ -308,7 +309,8 @@ impl RelayWorker {
     fn greet(&mut self, turn: &mut Turn<'_>) {
         self.greeted = true;
         self.failure_told = false;
-        let run = self.client.run().map(String::from);
+        let run = told(self.client.run());
+        let passes = run.is_some();
         self.parts.counters.add(RelayCounter::Connections, 1);
         self.parts.counters.set(RelayCounter::Connected, 1);
         tracing::info!(relay = self.parts.name, upstream = %self.parts.url, run = run.as_deref().unwrap_or("not told"), "connected");
@@ -321,7 +323,7 @@ impl RelayWorker {
             None if self.passed => self.other_run(turn, None),
             None => {}
         }
-        self.passed |= self.client.run().is_some();
+        self.passed |= passes;
     }
 
     /// The upstream streams another run than the one of the ledgers so far; one that says nothing of it gets a name here.
@@ -378,7 +380,7 @@ impl RelayWorker {
     /// The stream broke off: another connection, another beginning, or the end.
     fn failed(&mut self, turn: &mut Turn<'_>, error: &ClientError) {
         match error {
-            ClientError::RunChanged { now, .. } => self.other_run(turn, now.clone()),
+            ClientError::RunChanged { now, .. } => self.other_run(turn, told(now.as_deref())),
             ClientError::TooFarBehind { requested, bounds: Some((oldest, latest)) }
                 if *oldest > 0 && (self.joined || self.begun.is_some()) =>
             {
@@ -630,6 +632,19 @@ impl Connection {
 }
 
 /// A client of the upstream from ledger `start` on.
+/// The run that an upstream tells, where it has the form of ours. It goes on into header fields, JSON and the archive as it is, so
+/// that nothing else does: an upstream that tells something else counts as one that tells nothing.
+fn told(run: Option<&str>) -> Option<String> {
+    let told = run.filter(|run| run_parts(run).is_some());
+    if let (Some(run), None) = (run, told) {
+        tracing::warn!(
+            bytes = run.len(),
+            "what the upstream tells as its run is none (a UUID, perhaps with a network): it is not passed on"
+        );
+    }
+    told.map(String::from)
+}
+
 fn client(parts: &RelayParts, start: u32) -> Result<Client, String> {
     let range = Range::new(start, None).map_err(|error| format!("relay {}: {error}", parts.name))?;
     Client::with_flows(range, parts.limits, parts.flows).map_err(|error| format!("relay {}: {error}", parts.name))
@@ -749,5 +764,25 @@ impl Worker for RelayWorker {
 
     fn drained(&self) -> bool {
         self.phase == Phase::Ended && self.unsaid.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_the_form_of_a_run_is_passed_on() {
+        let id = "00112233-4455-6677-8899-aabbccddeeff";
+        let with_network = format!("{id}; net=0102030405060708");
+        for run in [id, &with_network] {
+            assert_eq!(told(Some(run)).as_deref(), Some(run), "as it came");
+        }
+        let long = "a".repeat(16 << 10);
+        let quoted = format!("{id}\",\"latest\":9,\"x\":\"");
+        for run in ["", "abc", &long, &quoted, "00112233-4455-6677-8899-AABBCCDDEEFF", &format!("{id}; net=01")] {
+            assert_eq!(told(Some(run)), None, "{run}");
+        }
+        assert_eq!(told(None), None);
     }
 }

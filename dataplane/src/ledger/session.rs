@@ -166,7 +166,7 @@ impl Cursor {
     /// Inside a kept ledger, wherever it is by now: its frames and their numbers are the same in memory and in the store.
     fn kept(&mut self, hub: &Hub, next: usize) -> Next {
         match hub.kept(self.next) {
-            Some(Kept::Memory(replay)) => {
+            Some(Kept::Memory(replay)) if next < replay.len() => {
                 let message = replay[next].clone();
                 let next = self.share.next(next + 1, Some(replay.len() - 1));
                 self.at = At::Kept(next);
@@ -175,13 +175,13 @@ impl Cursor {
                 }
                 Next::Message(message)
             }
-            Some(Kept::Stored(stored)) => {
-                // END is not behind it, so the place is one of the stored frames; they are counted in a u32.
+            Some(Kept::Stored(stored)) if next < stored.frames as usize => {
+                // Frames are counted in a u32.
                 self.at = At::Stored(*stored, next as u32);
                 Next::Stored(*stored, next as u32)
             }
-            // It left retention before it was sent whole, and cannot come again.
-            None => {
+            // It left retention before it was sent whole. Another of its number is not it, where a source went back.
+            _ => {
                 let (oldest, latest) = hub.bounds();
                 Next::Close(close::TOO_FAR_BEHIND, close::too_far_behind(oldest, latest))
             }

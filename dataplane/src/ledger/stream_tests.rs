@@ -343,6 +343,26 @@ fn a_ledger_that_leaves_memory_unwritten_under_a_replay_is_told() {
 }
 
 #[test]
+fn a_shorter_ledger_of_the_same_number_is_not_taken_for_the_one_at_hand() {
+    for written in [false, true] {
+        let mut world = World::new();
+        world.ledger(1);
+        let mut subscriber = Subscriber::new(range(1, 0));
+        let frames = world.store[&1].len();
+        subscriber.pump_some(&mut world, frames - 1);
+        world.hub.prune(2);
+        world.bytes = 100;
+        world.ledger(1);
+        if written {
+            world.write();
+        }
+        subscriber.pump(&mut world);
+        assert!(subscriber.got.is_empty());
+        assert_eq!(subscriber.error(), &ClientError::TooFarBehind { requested: 1, bounds: Some((1, 1)) });
+    }
+}
+
+#[test]
 fn a_stalled_subscriber_gets_its_ledger_again_and_catches_up() {
     let mut world = World::new();
     world.ledger(1);

@@ -11,6 +11,9 @@ use crate::common::ledger_server::LedgerServer;
 use crate::common::relays::{Relay, Told, wait};
 use crate::ledger::{manifest, metas};
 
+/// A run that is not the one of a server that was started.
+const ANOTHER: &str = "01234567-89ab-cdef-0123-456789abcdef; net=0707070707070707";
+
 fn range(start: u32, end: Option<u32>) -> Range {
     Range::new(start, end).expect("a range")
 }
@@ -41,7 +44,7 @@ fn follow(url: &str, start: u32, end: u32, expected: impl Fn(u32) -> Vec<u8>) {
 fn real_metas_go_through_two_relays_byte_for_byte() {
     let Some(data) = common::data() else { return };
     let server = LedgerServer::start();
-    server.publisher().run = "0123; net=89ab".into();
+    server.publisher().run = ANOTHER.into();
     let Some(first) = Relay::start(&server.url(), &from(1)) else { return };
     let Some(second) = Relay::start(&first.server.url(), &from(1)) else { return };
     // Renumbered, because the files are not one history.
@@ -110,15 +113,15 @@ fn another_run_and_a_gap_are_never_joined_with_what_is_kept() {
     drop(server);
     // Another history, which has ledgers of the same sequences.
     server = LedgerServer::start_at(address);
-    server.publisher().run = "another run".into();
+    server.publisher().run = ANOTHER.into();
     (7..=8).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence + 100)));
-    relay.wait_for("run another run");
+    relay.wait_for(&format!("run {ANOTHER}"));
     follow(&relay.server.url(), 7, 8, |sequence| ledger(sequence + 100));
     assert_eq!(relay.counters.get(RelayCounter::Runs), 1);
     drop(server);
     // The same run, and the relay was away for too long.
     server = LedgerServer::start_at(address);
-    server.publisher().run = "another run".into();
+    server.publisher().run = ANOTHER.into();
     (20..=21).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence)));
     follow(&relay.server.url(), 20, 21, ledger);
     assert_eq!(relay.server.publisher().hub.bounds(), (20, 21));
@@ -130,10 +133,10 @@ fn what_a_relay_keeps_is_gone_on_with_or_let_go() {
     let server = LedgerServer::start();
     (1..=5).for_each(|sequence| server.publisher().ledger(sequence, &ledger(sequence)));
     // The relay's own run is another one than the upstream's, and ledgers of it are kept.
-    server.publisher().run = "the upstream's".into();
+    server.publisher().run = ANOTHER.into();
     let kept = Told { latest: Some(3), start: 2, ..Told::default() };
     let Some(relay) = Relay::start(&server.url(), &kept) else { return };
-    relay.wait_for("run the upstream's");
+    relay.wait_for(&format!("run {ANOTHER}"));
     follow(&relay.server.url(), 2, 5, ledger);
     // A start that the upstream does not have, asked for by the operator, is told.
     server.publisher().hub.prune(4);

@@ -3,12 +3,12 @@
 //! A read is of whole frames of one ledger. The first one of a ledger brings its index along. What was read is kept for a while, so
 //! that subscribers that replay the same ledgers share it, and what comes next is read before it is asked for.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crossbeam_queue::ArrayQueue;
 
@@ -25,6 +25,9 @@ pub const READ_BYTES: u64 = 1 << 20;
 const INDEX_ROOM_BYTES: usize = 64 << 10;
 /// Most reads with the kernel at once: more than the io workers that a core gets can do.
 const READS_IN_FLIGHT_MAX: usize = 8;
+/// Most of them while a ledger is open: each is checked whole when it comes (some 60 µs), in one round with all that came with it, and
+/// what is live waits for that.
+const READS_IN_LEDGER_MAX: usize = 2;
 /// How many reads one replay is read ahead: while one is sent and one waits to be sent, one is read.
 const AHEAD: usize = 2;
 /// Reads that are kept: what [`READS_IN_FLIGHT_MAX`] replays have read ahead, twice. With [`READ_BYTES`] the memory that it may take.
@@ -33,22 +36,32 @@ const KEPT_READS_MAX: usize = 32;
 const AHEAD_NS_MAX: i64 = 1_000_000_000;
 /// Ledgers whose indexes are kept: those of the replays that are under way, and of the next ones.
 const INDEXES_MAX: usize = 64;
-/// Bytes of frames outside (being sent) past which reads are of single frames: slow subscribers should not each hold a large piece.
+/// Bytes of frames outside (being sent) past which reads are of single frames, and a subscriber is given the next one when it has
+/// sent the one before: slow ones should not each hold two large pieces. What is beyond is for those that hold nothing.
 const OUTSIDE_SHRINK_BYTES: u64 = 128 << 20;
 /// Bytes of frames outside past which nothing more is read until some come back: memory is bounded whatever the number of
 /// subscribers.
 const OUTSIDE_BYTES_MAX: u64 = 1 << 30;
+/// Requests of those that still hold something that are looked at in one turn: some µs.
+const HOLDING_PER_TURN: usize = 64;
 /// How soon it is looked at whether some came back, ns: nothing tells of it.
 const LOOK_AGAIN_NS: i64 = 1_000_000;
 
-/// Frames of a stored ledger in one piece, checked. Their memory comes home when the last owner drops them.
-#[derive(Debug)]
+/// Frames of a stored ledger in one piece, checked. Each waiter that is given them has its own of these, and all share the memory,
+/// which comes home when the last owner drops it.
+#[derive(Clone, Debug)]
 pub struct StoredFrames {
-    bytes: Vec<u8>,
+    memory: Arc<Memory>,
     start: usize,
     end: usize,
     first: u32,
     frames: u32,
+}
+
+/// A buffer that is outside.
+#[derive(Debug)]
+struct Memory {
+    bytes: Vec<u8>,
     home: Arc<Home>,
 }
 
@@ -75,7 +88,7 @@ impl Deref for StoredFrames {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
+        &self.memory.bytes[self.start..self.end]
     }
 }
 
@@ -85,7 +98,7 @@ impl Frozen for StoredFrames {
     }
 }
 
-impl Drop for StoredFrames {
+impl Drop for Memory {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         self.home.outside.fetch_sub(bytes.capacity() as u64, Ordering::Relaxed);
@@ -181,10 +194,32 @@ impl Slot {
     }
 }
 
+/// Most reads with the kernel at once.
+fn at_once(hub: &Hub) -> usize {
+    if hub.open_sequence().is_some() { READS_IN_LEDGER_MAX } else { READS_IN_FLIGHT_MAX }
+}
+
+/// What each waiter was given last, and whether it still has it.
+#[derive(Default)]
+struct Holders(HashMap<u64, Weak<StoredFrames>>);
+
+impl Holders {
+    /// Frames for a waiter.
+    fn give(&mut self, waiter: u64, frames: &StoredFrames) -> Arc<StoredFrames> {
+        let given = Arc::new(frames.clone());
+        self.0.insert(waiter, Arc::downgrade(&given));
+        given
+    }
+
+    fn holds(&self, waiter: u64) -> bool {
+        self.0.get(&waiter).is_some_and(|given| given.strong_count() > 0)
+    }
+}
+
 /// A read that was done.
 struct Read {
     place: Place,
-    frames: Arc<StoredFrames>,
+    frames: StoredFrames,
     /// When it was read, as long as nobody has asked for it.
     ahead_since_ns: Option<i64>,
 }
@@ -208,6 +243,8 @@ enum Tried {
     Answer(Result<Arc<StoredFrames>, Lost>),
     Pending,
     Full,
+    /// It is given more when it has sent what it has.
+    Holds,
 }
 
 /// The reads of an archive.
@@ -215,6 +252,12 @@ pub(super) struct Reads {
     slots: [Option<Slot>; READS_IN_FLIGHT_MAX],
     /// Requests for which there was no room, in order.
     waiting: VecDeque<(Place, u64)>,
+    /// Requests of waiters that hold something, while memory is short: behind all others, and in nobody's way.
+    holding: VecDeque<(Place, u64)>,
+    holders: Holders,
+    /// Where memory is short, and where it ends: [`OUTSIDE_SHRINK_BYTES`], [`OUTSIDE_BYTES_MAX`].
+    shrink_bytes: u64,
+    bytes_max: u64,
     /// Reads that are kept, the oldest first.
     kept: VecDeque<Read>,
     indexes: VecDeque<(Stored, Index)>,
@@ -230,6 +273,10 @@ impl Default for Reads {
         Reads {
             slots: Default::default(),
             waiting: VecDeque::new(),
+            holding: VecDeque::new(),
+            holders: Holders::default(),
+            shrink_bytes: OUTSIDE_SHRINK_BYTES,
+            bytes_max: OUTSIDE_BYTES_MAX,
             kept: VecDeque::new(),
             indexes: VecDeque::new(),
             done: VecDeque::new(),
@@ -259,16 +306,26 @@ impl Reads {
                 self.waiting.push_back((place, waiter));
                 None
             }
+            Tried::Holds => {
+                self.holding.push_back((place, waiter));
+                None
+            }
         }
     }
 
     /// Begins reads that waited for room; how many.
     pub(super) fn turn(&mut self, segments: &Segments, port: &mut ArchivePort<'_>) -> usize {
         let mut count = 0;
+        for _ in 0..self.holding.len().min(HOLDING_PER_TURN) {
+            let request = self.holding.pop_front().expect("counted");
+            let queue = if self.must_send_first(request.1) { &mut self.holding } else { &mut self.waiting };
+            queue.push_back(request);
+        }
         while let Some(&(place, waiter)) = self.waiting.front() {
             match self.attempt(segments, port, place, waiter, true) {
                 Tried::Full => break,
                 Tried::Pending => {}
+                Tried::Holds => self.holding.push_back((place, waiter)),
                 Tried::Answer(answer) => self.done.push_back((waiter, answer)),
             }
             self.waiting.pop_front();
@@ -292,7 +349,16 @@ impl Reads {
 
     /// A slot that becomes free is told by its completion; memory that comes back is not told.
     pub(super) fn deadline(&self) -> Option<i64> {
-        (!self.waiting.is_empty()).then_some(self.look_ns)
+        (!self.waiting.is_empty() || !self.holding.is_empty()).then_some(self.look_ns)
+    }
+
+    /// Whether memory is short, and a waiter has some of it.
+    fn must_send_first(&self, waiter: u64) -> bool {
+        self.outside() >= self.shrink_bytes && self.holders.holds(waiter)
+    }
+
+    fn outside(&self) -> u64 {
+        self.home.outside.load(Ordering::Relaxed)
     }
 
     /// What is kept is of no use any more.
@@ -311,7 +377,7 @@ impl Reads {
     ) -> Tried {
         if let Some(read) = self.kept.iter_mut().find(|read| read.place == place) {
             read.ahead_since_ns = None;
-            let frames = read.frames.clone();
+            let frames = self.holders.give(waiter, &read.frames);
             self.counters.given += 1;
             self.read_ahead(segments, port, place, frames.frames);
             return Tried::Answer(Ok(frames));
@@ -322,6 +388,9 @@ impl Reads {
         }
         if !may_begin {
             return Tried::Full;
+        }
+        if self.must_send_first(waiter) {
+            return Tried::Holds;
         }
         match self.begin(segments, port, place, vec![waiter]) {
             Ok(()) => Tried::Pending,
@@ -337,13 +406,16 @@ impl Reads {
         place: Place,
         waiters: Vec<u64>,
     ) -> Result<(), Refused> {
+        if self.in_flight() >= at_once(port.hub) {
+            return Err(Refused::Full);
+        }
         let at = self.slots.iter().position(Option::is_none).ok_or(Refused::Full)?;
-        let outside = self.home.outside.load(Ordering::Relaxed);
-        if outside >= OUTSIDE_BYTES_MAX {
+        let outside = self.outside();
+        if outside >= self.bytes_max {
             return Err(Refused::Full);
         }
         let file = segments.open.get(&place.stored.segment).ok_or(Refused::Missing)?.file.clone();
-        let most = if outside < OUTSIDE_SHRINK_BYTES { READ_BYTES } else { 1 };
+        let most = if outside < self.shrink_bytes { READ_BYTES } else { 1 };
         let index = self.index(&place.stored);
         let mut slot = Slot { place, file, waiters, index, most, at: 0, wanted: 0, failed: false };
         slot.plan();
@@ -439,10 +511,12 @@ impl Reads {
         self.home.outside.fetch_add(bytes.capacity() as u64, Ordering::Relaxed);
         let (place, home) = (slot.place, self.home.clone());
         let Range { start, end } = part;
-        let read = Arc::new(StoredFrames { bytes, start, end, first: place.frame, frames, home });
+        let memory = Arc::new(Memory { bytes, home });
+        let read = StoredFrames { memory, start, end, first: place.frame, frames };
         let asked = !slot.waiters.is_empty();
         self.counters.given += slot.waiters.len() as u64;
-        self.done.extend(slot.waiters.into_iter().map(|waiter| (waiter, Ok(read.clone()))));
+        let holders = &mut self.holders;
+        self.done.extend(slot.waiters.into_iter().map(|waiter| (waiter, Ok(holders.give(waiter, &read)))));
         self.keep(Read { place, frames: read, ahead_since_ns: (!asked).then_some(port.now) }, port.now);
         if asked {
             self.read_ahead(segments, port, place, frames);
@@ -467,8 +541,7 @@ impl Reads {
                 continue;
             }
             let under_way = self.slots.iter().flatten().any(|slot| slot.place == place);
-            if !under_way && (!self.has_room_ahead(port.now) || self.begin(segments, port, place, Vec::new()).is_err())
-            {
+            if !under_way && (!self.has_room_ahead(port) || self.begin(segments, port, place, Vec::new()).is_err()) {
                 return;
             }
             // How far it goes is known only with its index.
@@ -478,11 +551,11 @@ impl Reads {
     }
 
     /// Whether reading ahead takes nothing from those who have asked.
-    fn has_room_ahead(&self, now: i64) -> bool {
+    fn has_room_ahead(&self, port: &ArchivePort<'_>) -> bool {
         self.waiting.is_empty()
-            && self.in_flight() < READS_IN_FLIGHT_MAX - AHEAD
-            && self.home.outside.load(Ordering::Relaxed) < OUTSIDE_SHRINK_BYTES
-            && self.kept.iter().filter(|read| read.is_awaited(now)).count() < KEPT_READS_MAX / 2
+            && self.in_flight() < (at_once(port.hub) - AHEAD).max(1)
+            && self.outside() < self.shrink_bytes
+            && self.kept.iter().filter(|read| read.is_awaited(port.now)).count() < KEPT_READS_MAX / 2
     }
 
     /// What came is not what was written, or nothing came: once more from the beginning, then it is lost.
@@ -541,5 +614,137 @@ impl Reads {
         bytes.clear();
         bytes.reserve_exact(wanted);
         bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::archive::{Archive, ArchiveSettings};
+    use crate::ledger::keeper::{KeeperSettings, SyncPolicy};
+    use crate::ledger::message::{HEADROOM, RawChunk};
+    use crate::ledger::retention::Facts;
+    use crate::sys::uring::CoreRing;
+    use crate::wire::ledger::{Begin, End};
+    use std::time::Duration;
+
+    /// An archive with some ledgers of several frames each.
+    struct Kit {
+        ring: CoreRing,
+        hub: Hub,
+        archive: Archive,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Kit {
+        /// `None` where there is no io_uring.
+        fn new(ledgers: u32) -> Option<Kit> {
+            let mut ring = CoreRing::new(64).ok()?;
+            ring.enable(&[], 2).expect("enables");
+            let directory = tempfile::tempdir().expect("a directory");
+            let keeper = KeeperSettings { sync: SyncPolicy::Seal, ..KeeperSettings::default() };
+            let (source, network) = ("test".into(), [0; 8]);
+            let directory_path = directory.path().into();
+            let settings =
+                ArchiveSettings { directory: directory_path, keeper, source, network, start: 1, reset: false };
+            let (archive, _) = Archive::open(&settings, 0).expect("opens");
+            let mut kit = Kit { ring, hub: Hub::default(), archive, _directory: directory };
+            for sequence in 1..=ledgers {
+                kit.hub.begin(&Begin { sequence, emit_start_ns: 0 });
+                for index in 0..4 {
+                    let chunk = RawChunk::new(vec![7; HEADROOM + 1000], 1000, sequence, index);
+                    kit.hub.chunk(chunk.into_message());
+                }
+                let frames = kit.hub.end(&End { sequence, chunks: 4, bytes: 4000, emit_end_ns: 0, xxh64: 0 });
+                kit.archive.offer(Facts { sequence, raw_bytes: 4000, xxh64: 0, completed_ns: 0 }, frames);
+            }
+            kit.until(|kit| kit.hub.memory_bytes() == 0);
+            Some(kit)
+        }
+
+        fn with<T>(&mut self, call: impl FnOnce(&mut Archive, &mut ArchivePort<'_>) -> T) -> T {
+            let (ring, hub) = (&mut self.ring, &mut self.hub);
+            call(&mut self.archive, &mut ArchivePort { ring, hub, tag: 0, now: 0, utc_ns: 0 })
+        }
+
+        fn ask(&mut self, sequence: u32, frame: u32, waiter: u64) {
+            let Some(Kept::Stored(stored)) = self.hub.kept(sequence) else { panic!("{sequence} is stored") };
+            let stored = *stored;
+            if let Some(answer) = self.with(|archive, port| archive.read(port, stored, frame, waiter)) {
+                self.archive.reads.done.push_back((waiter, answer));
+            }
+        }
+
+        fn turn(&mut self) {
+            self.with(|archive, port| archive.turn(port));
+            self.ring.submit_and_wait(Some(Duration::from_millis(1))).expect("waits");
+            while let Some(completion) = self.ring.next_completion() {
+                self.with(|archive, port| archive.complete(port, completion.user_data, completion.result));
+            }
+        }
+
+        /// At most some ten seconds.
+        fn until(&mut self, mut done: impl FnMut(&mut Kit) -> bool) {
+            for _ in 0..10_000 {
+                if done(self) {
+                    return;
+                }
+                self.turn();
+            }
+            panic!("it takes too long");
+        }
+
+        fn next(&mut self) -> (u64, Arc<StoredFrames>) {
+            self.until(|kit| !kit.archive.reads.done.is_empty());
+            let (waiter, answer) = self.archive.next_read().expect("looked at");
+            (waiter, answer.expect("whole"))
+        }
+    }
+
+    #[test]
+    fn while_memory_is_short_those_that_hold_some_of_it_wait_and_hold_up_nobody() {
+        let Some(mut kit) = Kit::new(12) else { return };
+        // Short from the first byte on.
+        kit.archive.reads.shrink_bytes = 1;
+        kit.ask(1, 0, 1);
+        let (_, first) = kit.next();
+        for waiter in 1..=10 {
+            kit.ask(waiter as u32 + 1, 0, waiter);
+        }
+        let mut others: Vec<u64> = (0..9).map(|_| kit.next().0).collect();
+        others.sort_unstable();
+        assert_eq!(others, (2..=10).collect::<Vec<u64>>(), "all but the one that holds something");
+        (0..10).for_each(|_| kit.turn());
+        assert!(kit.archive.next_read().is_none() && kit.archive.deadline().is_some());
+        drop(first);
+        assert_eq!(kit.next().0, 1, "when it has sent that");
+        assert_eq!(kit.archive.deadline(), None);
+    }
+
+    #[test]
+    fn while_a_ledger_is_open_few_reads_are_under_way() {
+        let Some(mut kit) = Kit::new(12) else { return };
+        for (open, most) in [(true, READS_IN_LEDGER_MAX), (false, READS_IN_FLIGHT_MAX)] {
+            if open {
+                kit.hub.begin(&Begin { sequence: 13, emit_start_ns: 0 });
+            }
+            kit.archive.reads.forget();
+            (1..=10).for_each(|waiter| kit.ask(waiter as u32, 0, waiter));
+            let mut seen = kit.archive.reads.in_flight();
+            assert_eq!(seen, most);
+            let mut told = 0;
+            kit.until(|kit| {
+                seen = seen.max(kit.archive.reads.in_flight());
+                while kit.archive.next_read().is_some() {
+                    told += 1;
+                }
+                told == 10
+            });
+            assert_eq!(seen, most, "open: {open}");
+            kit.until(|kit| kit.archive.reads.in_flight() == 0);
+            if open {
+                kit.hub.end(&End { sequence: 13, chunks: 0, bytes: 0, emit_end_ns: 0, xxh64: 0 });
+            }
+        }
     }
 }

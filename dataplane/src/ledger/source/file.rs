@@ -387,7 +387,10 @@ mod tests {
     }
 
     /// What is played, at most so many ledgers, and the end: an error where it failed.
-    fn played(settings: &FileSettings, most: usize) -> (Vec<(u32, Vec<u8>)>, Option<Result<(), String>>) {
+    /// Ledgers, and how the source ended, if it did.
+    type Played = (Vec<(u32, Vec<u8>)>, Option<Result<(), String>>);
+
+    fn played(settings: &FileSettings, most: usize) -> Played {
         let (mut player, mut ledgers, mut ledger) = (player(settings), Vec::new(), Vec::new());
         while ledgers.len() < most {
             match player.next(&mut ledger) {
