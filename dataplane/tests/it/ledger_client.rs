@@ -152,7 +152,7 @@ fn certificate(folder: &Path) -> (PathBuf, TlsServer) {
 }
 
 #[test]
-fn tls_is_spoken_with_an_authority_that_is_trusted_and_with_no_other() {
+fn ledger_tls_is_spoken_with_an_authority_that_is_trusted_and_with_no_other() {
     let folder = tempfile::tempdir().expect("room");
     let (authority, tls) = certificate(folder.path());
     let Some(mut server) = Fanout::start(fanout::settings()) else { return };

@@ -524,7 +524,7 @@ fn limits_hold_in_all_and_for_each_address() {
 }
 
 #[test]
-fn a_frozen_peer_is_dropped_and_a_slow_one_is_not() {
+fn ledger_write_timeout_drops_a_frozen_peer_and_no_slow_one() {
     let Some(mut server) = Fanout::start(sluice_settings(|settings| settings.audience.time.write_ns = 2_000 * MILLI))
     else {
         return;
