@@ -50,12 +50,6 @@ impl Frozen for Encoded {
     }
 }
 
-/// A network as it is kept and announced: the first 8 bytes of the SHA-256 of its passphrase.
-pub fn network_of(passphrase: &str) -> [u8; 8] {
-    use sha2::{Digest, Sha256};
-    *Sha256::digest(passphrase.as_bytes()).first_chunk().expect("a digest is longer")
-}
-
 /// How a directory is opened.
 #[derive(Clone, Debug)]
 pub struct ArchiveSettings {

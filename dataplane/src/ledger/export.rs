@@ -1,10 +1,11 @@
 //! Retained ledgers out to files: one each, or in the layout of a Galexie data lake.
 
-use super::archive::{ReadError, Reader, network_of};
+use super::archive::{ReadError, Reader};
 use super::dump;
 use super::galexie::{self, LayoutError, MANIFEST, Manifest};
 use super::header;
 use super::place::{Place, PlaceError};
+use super::source::network_of;
 
 /// What an export writes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -219,7 +220,7 @@ fn metas(
 fn check_network(reader: &Reader, passphrase: &str) -> Result<(), ExportError> {
     let hex = |network: [u8; 8]| network.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let found = reader.run().map_or([0; 8], |run| run.network);
-    let asked = network_of(passphrase);
+    let asked = network_of(Some(passphrase));
     if found == [0; 8] || found == asked {
         return Ok(());
     }

@@ -6,7 +6,6 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::archive::{ARCHIVE_TAGS, Archive, ArchivePort};
 use super::event::Item;
@@ -31,12 +30,6 @@ const WRITE_DELAY_NS_MAX: i64 = 50 * NANOS_PER_MILLI;
 const STALL_NS: i64 = 100 * NANOS_PER_MILLI;
 /// How often counters are shown.
 const SHOW_NS: i64 = 20 * NANOS_PER_MILLI;
-/// How long an address that is in use is asked for again: a killed process's io_uring gives its sockets back some time after the
-/// process is gone, and whoever restarts it is faster.
-const BIND_PATIENCE_NS: i64 = 2_000 * NANOS_PER_MILLI;
-/// Pause between two attempts.
-const BIND_PAUSE: Duration = Duration::from_millis(20);
-
 /// How a fan-out works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FanoutSettings {
@@ -269,7 +262,8 @@ impl FanoutWorker {
 
     fn finish_source(&mut self, outcome: Outcome, reason: Option<String>) {
         match outcome {
-            Outcome::Ended => tracing::info!("the source ended"),
+            // The source's side has said so.
+            Outcome::Ended => {}
             Outcome::Failed => {
                 let reason = reason.unwrap_or_else(|| "it gave no reason".into());
                 tracing::error!(%reason, "the source failed");
@@ -373,20 +367,9 @@ impl FanoutWorker {
     }
 
     fn listen(&self) -> Result<std::os::fd::OwnedFd, String> {
-        let (listen, end) = (self.parts.listen, clock::monotonic_ns() + BIND_PATIENCE_NS);
-        loop {
-            match tcp::listen(&listen) {
-                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && clock::monotonic_ns() < end => {
-                    clock::sleep(BIND_PAUSE);
-                }
-                Err(error) => {
-                    return Err(format!(
-                        "listen = \"{listen}\": {error}; take another port, or stop what listens there"
-                    ));
-                }
-                Ok(listener) => return Ok(listener),
-            }
-        }
+        let listen = self.parts.listen;
+        tcp::patiently(|| tcp::listen(&listen))
+            .map_err(|error| format!("listen = \"{listen}\": {error}; take another port, or stop what listens there"))
     }
 }
 

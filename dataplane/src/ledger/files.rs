@@ -60,7 +60,7 @@ fn check_dump(serve: &LedgerServe, findings: &mut Vec<Finding>) {
 }
 
 /// Whether two paths lead to the same, by name or by inode.
-fn is_same(one: &Path, other: &Path) -> bool {
+pub(super) fn is_same(one: &Path, other: &Path) -> bool {
     let absolute = |path: &Path| std::path::absolute(path).map(|path| path.components().collect::<PathBuf>());
     if let (Ok(one), Ok(other)) = (absolute(one), absolute(other))
         && one == other

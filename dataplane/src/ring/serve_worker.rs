@@ -17,8 +17,8 @@ use super::sockets::Outlets;
 use super::stats::{ServeBooks, ServeState};
 use super::step::StepError;
 use crate::runtime::worker::{Turn, Worker};
+use crate::sys::tcp;
 use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
-use crate::sys::{clock, tcp};
 use crate::units::NANOS_PER_MILLI;
 
 /// Datagrams per turn: as many as a mirror's step takes.
@@ -47,25 +47,6 @@ const SESSIONS_LOOK_NS: i64 = 200 * NANOS_PER_MILLI;
 const DRAIN_NS: i64 = 200 * NANOS_PER_MILLI;
 /// Send buffer asked for datagrams: bursts of GSO trains, four of the longest.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
-
-/// How long an address that is in use is asked for again. A killed process's io_uring gives its sockets back some time
-/// after the process is gone (10 to 100 ms seen on 6.18), and whoever restarts it is faster.
-const BIND_PATIENCE_NS: i64 = 2_000 * NANOS_PER_MILLI;
-/// Pause between two attempts.
-const BIND_PAUSE: Duration = Duration::from_millis(20);
-
-/// Binds, patiently as long as the address is in use.
-fn patiently<T>(mut bind: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
-    let end = clock::monotonic_ns() + BIND_PATIENCE_NS;
-    loop {
-        match bind() {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && clock::monotonic_ns() < end => {
-                clock::sleep(BIND_PAUSE);
-            }
-            other => return other,
-        }
-    }
-}
 
 /// Kinds of completions; the connection's place stands below.
 const ACCEPT: u64 = 1 << 40;
@@ -223,7 +204,7 @@ impl ServeWorker {
             return Ok(());
         }
         let parts = &self.parts;
-        let listener = patiently(|| tcp::listen(&parts.bind)).map_err(|error| {
+        let listener = tcp::patiently(|| tcp::listen(&parts.bind)).map_err(|error| {
             format!("bind = \"{}\": {error}; take another port, or stop what listens there", parts.bind)
         })?;
         let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("bind: {error}"))?;
@@ -244,7 +225,7 @@ impl ServeWorker {
         if let Some(port) = parts.settings.unicast_port {
             // From the address that mirrors connected to, where it is one: they take datagrams from nowhere else.
             let ip = if parts.bind.is_ipv4() { parts.bind.ip() } else { any.ip() };
-            let socket = patiently(|| UdpSocket::bind(&SocketAddr::from((ip, port)), false))
+            let socket = tcp::patiently(|| UdpSocket::bind(&SocketAddr::from((ip, port)), false))
                 .map_err(|error| format!("udp = {port}: {error}; take another port, or stop what listens there"))?;
             let _ = socket.send_buffer(SEND_BUFFER_BYTES);
             self.outlets.unicast = Some(socket);

@@ -5,10 +5,34 @@ use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV4, SocketAdd
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use super::clock;
+
 /// Connections that wait to be accepted; one turn of a core takes them all, so this is for bursts only.
 const BACKLOG: libc::c_int = 128;
 /// Unanswered keepalive probes after which the connection is dead.
 const KEEPALIVE_PROBES: libc::c_int = 3;
+
+/// How long an address that is in use is asked for again. A killed process's io_uring gives its sockets back some time
+/// after the process is gone (10 to 100 ms seen on 6.18), and whoever restarts it is faster.
+const BIND_PATIENCE_NS: i64 = 2_000_000_000;
+/// Pause between two attempts.
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// Binds, patiently as long as the address is in use: 2 s.
+///
+/// # Errors
+/// The last attempt's.
+pub fn patiently<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let end = clock::monotonic_ns() + BIND_PATIENCE_NS;
+    loop {
+        match bind() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && clock::monotonic_ns() < end => {
+                clock::sleep(BIND_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
 
 /// An open socket's descriptor.
 pub(super) fn socket(address: &SocketAddr, kind: libc::c_int) -> io::Result<OwnedFd> {

@@ -6,13 +6,12 @@ use serde_json::json;
 
 use super::progress_bar;
 use crate::cli::{Exit, Failure, Outcome};
-use crate::ledger::archive::{
-    ArchiveError, ArchiveSettings, IMPORTED, Opened, RecordError, Recorder, directory_of, network_of,
-};
+use crate::ledger::archive::{ArchiveError, ArchiveSettings, IMPORTED, Opened, RecordError, Recorder, directory_of};
 use crate::ledger::import::{self, ImportError, ImportSettings, Imported};
 use crate::ledger::keeper::KeeperSettings;
 use crate::ledger::place::Place;
 use crate::ledger::retention::Bounds;
+use crate::ledger::source::network_of;
 
 /// Arguments of `sluice ledger import`.
 ///
@@ -90,7 +89,7 @@ fn open(args: &Args) -> Result<(Recorder, Opened), Failure> {
         directory: directory_of(&args.data_dir),
         keeper: KeeperSettings { bounds, ..KeeperSettings::default() },
         source: IMPORTED.into(),
-        network: network_of(&args.network_passphrase),
+        network: network_of(Some(&args.network_passphrase)),
         start: 0,
         reset: false,
     };

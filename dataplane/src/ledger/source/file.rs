@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::ahead::{Ahead, Maker};
@@ -10,6 +9,7 @@ use super::paced::Paced;
 use super::{Poll, Source, SourceError, described, network_of};
 use crate::ledger::archive::{self, Reader};
 use crate::ledger::dump;
+use crate::ledger::files::is_same;
 use crate::ledger::rpc::{Part, RecordReader};
 
 /// What is played, and how.
@@ -54,14 +54,6 @@ pub fn open(settings: &FileSettings) -> Result<Box<dyn Source>, SourceError> {
         settings.interval_ns,
     );
     Ok(Box::new(Played { paced, network: network_of(settings.passphrase.as_deref()) }))
-}
-
-/// Whether two paths are one directory: by name, by absolute name, or by inode.
-fn is_same(one: &Path, other: &Path) -> bool {
-    let absolute = |path| std::path::absolute(path).ok();
-    let inode = |path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    let equal = one == other || absolute(one).is_some_and(|one| absolute(other) == Some(one));
-    equal || inode(one).is_some_and(|one| inode(other) == Some(one))
 }
 
 struct Played {
