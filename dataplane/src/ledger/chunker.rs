@@ -3,15 +3,21 @@
 //! The source reads straight into the chunk that is being filled; a full one leaves as a buffer that can become a message where
 //! it lies. Chunks are always filled up, whatever the reads; only the last ones may be smaller.
 
+use std::collections::VecDeque;
+
 use xxhash_rust::xxh64::Xxh64;
 
 use super::message::{HEADROOM, RawChunk};
 use super::pool::{Buffer, Pool};
+use crate::sync::prefetch::prefetch;
 use crate::wire::ledger::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, End, LEDGER_BYTES_MAX};
 
 /// Buffers that a chunker of its own keeps. An emission of 14.5 MiB makes 58 chunks of the default size; what is under way at
 /// once is far less, so this is a bound and not a need.
 const SPARES_MAX: usize = 64;
+
+/// Bytes that are hashed between two looks ahead, each two of these blocks on. Longer ones overtake what they asked for.
+const HASH_BLOCK_BYTES: usize = 512;
 
 /// How a ledger is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,9 +48,39 @@ impl Cut {
         self.chunk_bytes
     }
 
+    /// Bytes of the chunk that begins where `left` bytes of the ledger are to come; `None`: nobody knows how many.
+    fn next_bytes(&self, left: Option<u64>) -> usize {
+        if left.is_some_and(|left| left <= self.chunk_bytes as u64) { self.tail_bytes } else { self.chunk_bytes }
+    }
+
     /// Bytes of the buffer of a chunk: what a [`Pool`] for it has.
     pub fn buffer_bytes(&self) -> usize {
         HEADROOM + self.chunk_bytes
+    }
+}
+
+/// Puts ledgers that lie in memory into the buffers of their chunks, before they are played.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// How they are cut.
+    pub cut: Cut,
+    /// Where the buffers are from: of [`Cut::buffer_bytes`].
+    pub pool: Pool,
+}
+
+impl Layout {
+    /// The chunks' buffers, in order, as a [`Chunker`] that knows the ledger's length cuts it.
+    pub fn lay_out(&self, mut ledger: &[u8]) -> VecDeque<Buffer> {
+        let mut chunks = VecDeque::with_capacity(ledger.len() / self.cut.chunk_bytes + 1);
+        while !ledger.is_empty() {
+            let bytes = self.cut.next_bytes(Some(ledger.len() as u64)).min(ledger.len());
+            let (chunk, rest) = ledger.split_at(bytes);
+            let mut buffer = self.pool.take();
+            buffer[HEADROOM..HEADROOM + bytes].copy_from_slice(chunk);
+            chunks.push_back(buffer);
+            ledger = rest;
+        }
+        chunks
     }
 }
 
@@ -95,6 +131,8 @@ pub struct Chunker {
     hash: Xxh64,
     /// Empty between two chunks.
     buffer: Buffer,
+    /// The buffer came with its bytes in it.
+    adopted: bool,
     filled: usize,
     pool: Pool,
 }
@@ -116,6 +154,7 @@ impl Chunker {
             chunks: 0,
             hash: Xxh64::new(0),
             buffer: Buffer::default(),
+            adopted: false,
             filled: 0,
             pool,
         }
@@ -130,6 +169,7 @@ impl Chunker {
             return Err(ChunkerError::LedgerBytes { sequence, bytes });
         }
         (self.sequence, self.declared, self.bytes, self.chunks, self.filled) = (sequence, declared, 0, 0, 0);
+        self.adopted = false;
         self.hash.reset(0);
         Ok(())
     }
@@ -148,12 +188,22 @@ impl Chunker {
         &mut self.buffer[HEADROOM + self.filled..HEADROOM + target]
     }
 
+    /// Whether the next chunk may come in a buffer of its own: none is begun.
+    pub fn takes_buffer(&self) -> bool {
+        self.filled == 0 && !self.adopted
+    }
+
+    /// The next chunk's bytes are in `buffer` already, as [`Layout`] puts them: [`Chunker::filled`] tells how many of them count so
+    /// far. Asserts that no chunk is begun and that it is of the pool's size.
+    pub fn adopt(&mut self, buffer: Buffer) {
+        assert!(self.takes_buffer() && buffer.len() == self.cut.buffer_bytes(), "a whole chunk where one begins");
+        (self.buffer, self.adopted) = (buffer, true);
+    }
+
     /// Bytes that the chunk being filled will have, if the ledger has them.
     fn target(&self) -> usize {
-        let Cut { chunk_bytes, tail_bytes } = self.cut;
         // Judged where the chunk begins, so that its size does not change while it is filled.
-        let left = self.declared.map(|declared| declared.saturating_sub(self.bytes - self.filled as u64));
-        if left.is_some_and(|left| left <= chunk_bytes as u64) { tail_bytes } else { chunk_bytes }
+        self.cut.next_bytes(self.declared.map(|declared| declared.saturating_sub(self.bytes - self.filled as u64)))
     }
 
     /// The first `bytes` of [`Chunker::space`] were read; the chunk, if that filled it. Asserts that there was that much room.
@@ -163,7 +213,7 @@ impl Chunker {
     pub fn filled(&mut self, bytes: usize) -> Result<Option<RawChunk>, ChunkerError> {
         let (from, target) = (HEADROOM + self.filled, self.target());
         assert!(self.filled + bytes <= target, "more was read than there was room for");
-        self.hash.update(&self.buffer[from..from + bytes]);
+        self.update_hash(from, bytes);
         self.filled += bytes;
         self.bytes += bytes as u64;
         let (sequence, bytes) = (self.sequence, self.bytes);
@@ -174,6 +224,22 @@ impl Chunker {
             return Err(ChunkerError::Declared { sequence, bytes, declared });
         }
         Ok((self.filled == target).then(|| self.take()))
+    }
+
+    /// Hashes `bytes` of the buffer. What was laid out before is cold, and a processor that fetches ahead by itself begins anew on every page:
+    /// asking for what comes next halves the time (docs/design/0034-huge-pages.md).
+    fn update_hash(&mut self, from: usize, bytes: usize) {
+        let piece = &self.buffer[from..from + bytes];
+        if !self.adopted {
+            return self.hash.update(piece);
+        }
+        let blocks = piece.chunks(HASH_BLOCK_BYTES);
+        let mut ahead = piece.chunks(HASH_BLOCK_BYTES).skip(2);
+        piece.chunks(HASH_BLOCK_BYTES).take(2).for_each(prefetch);
+        for block in blocks {
+            ahead.next().into_iter().for_each(prefetch);
+            self.hash.update(block);
+        }
     }
 
     /// Takes bytes that were read elsewhere, up to the end of a chunk; what is left stays in `input`.
@@ -209,6 +275,7 @@ impl Chunker {
     fn take(&mut self) -> RawChunk {
         let index = self.chunks;
         self.chunks += 1;
+        self.adopted = false;
         RawChunk::new(std::mem::take(&mut self.buffer), std::mem::take(&mut self.filled), self.sequence, index)
     }
 }
@@ -289,6 +356,34 @@ mod tests {
         assert_eq!(cut(&mut chunker, 1, &ledger[..2 * CHUNK], true, 1).0, [CHUNK, 4096, 4096]);
         assert_eq!(cut(&mut chunker, 1, &ledger[..10], true, 1).0, [10]);
         assert_eq!(cut(&mut chunker, 1, &[], true, 1).0, [0; 0]);
+    }
+
+    #[test]
+    fn a_ledger_laid_out_before_is_cut_as_one_that_is_read() {
+        let cut_so = Cut::new(CHUNK, Some(4096)).expect("a cut");
+        let layout = Layout { cut: cut_so, pool: Pool::new(cut_so.buffer_bytes(), 9) };
+        for bytes in [0, 1, 4096, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5000] {
+            let mut ledger = vec![0; bytes];
+            synthetic::write(1, Shape::Noise, &mut ledger);
+            let read = cut(&mut chunker(Some(4096)), 1, &ledger, true, 1000);
+            let (mut chunker, mut chunks) = (chunker(Some(4096)), Vec::new());
+            chunker.begin(1, Some(bytes as u64)).expect("begins");
+            let mut laid = layout.lay_out(&ledger);
+            while chunker.bytes() < bytes as u64 {
+                if chunker.takes_buffer() {
+                    chunker.adopt(laid.pop_front().expect("a buffer for each chunk"));
+                }
+                let left = bytes - chunker.bytes() as usize;
+                let piece = chunker.space().len().min(left).min(1500);
+                chunks.extend(chunker.filled(piece).expect("fits"));
+            }
+            assert!(laid.is_empty());
+            let (last, end) = chunker.finish(77).expect("whole");
+            chunks.extend(last);
+            let lengths: Vec<usize> = chunks.iter().map(|chunk| chunk.payload().len()).collect();
+            let joined: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.payload().to_vec()).collect();
+            assert_eq!((lengths, joined, end), read, "{bytes} bytes");
+        }
     }
 
     #[test]

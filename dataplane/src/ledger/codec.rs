@@ -9,7 +9,7 @@ pub enum Policy {
     /// Packed, unless encoding is behind or the links have slack.
     #[default]
     Auto,
-    /// Every chunk goes to an encoder.
+    /// Every chunk goes to an encoder, at a faster level while encoding is behind.
     Always,
     /// Every chunk goes as it is.
     Never,
@@ -51,13 +51,12 @@ pub fn choose(policy: Policy, level: i32, situation: &Situation) -> Choice {
     let Situation { waiting_bytes, chunk_bytes, left_bytes, slack } = *situation;
     match policy {
         Policy::Never => return Choice::Raw,
-        Policy::Always => return Choice::Level(level),
         Policy::Auto if slack => return Choice::Raw,
-        Policy::Auto => {}
+        Policy::Always | Policy::Auto => {}
     }
     let halves = waiting_bytes.saturating_mul(2) / chunk_bytes.max(1);
     let tail = left_bytes.is_some_and(|left| left < TAIL_CHUNKS * chunk_bytes);
-    if halves >= RAW_HALVES && !tail {
+    if policy == Policy::Auto && halves >= RAW_HALVES && !tail {
         return Choice::Raw;
     }
     let faster = FASTER.iter().find(|(from, _)| halves >= *from).map_or(level, |(_, faster)| *faster);
@@ -147,7 +146,8 @@ mod tests {
     #[test]
     fn what_was_asked_for_comes_first() {
         let busy = Situation { waiting_bytes: u64::MAX, chunk_bytes: CHUNK, left_bytes: None, slack: true };
-        assert_eq!(choose(Policy::Always, 2, &busy), Choice::Level(2));
+        assert_eq!(choose(Policy::Always, 2, &busy), Choice::Level(-5), "packed, as fast as can be");
+        assert_eq!(choose(Policy::Always, 2, &Situation { waiting_bytes: 0, ..busy }), Choice::Level(2));
         assert_eq!(choose(Policy::Never, 2, &Situation { waiting_bytes: 0, slack: false, ..busy }), Choice::Raw);
         assert_eq!(choose(Policy::Auto, 2, &Situation { waiting_bytes: 0, ..busy }), Choice::Raw, "slack");
     }

@@ -1,4 +1,5 @@
-//! An encoder: packs the chunks that it is given, in order, one in a turn, so that a source on the same core goes on being read.
+//! An encoder: packs the chunks that it is given, in order, as many in a turn as a source on the same core reads
+//! in one of its own: so neither runs away from the other.
 
 use std::os::fd::RawFd;
 
@@ -6,7 +7,7 @@ use super::compress::Packer;
 use super::event::Job;
 use super::message::Encoded;
 use super::pool::Pool;
-use super::source_worker::Emitting;
+use super::source_worker::{Emitting, TURN_BYTES};
 use super::stats::EncodeCounter;
 use crate::runtime::link::{LinkReceiver, LinkSender};
 use crate::runtime::worker::{Turn, Worker};
@@ -107,12 +108,19 @@ impl Worker for EncodeWorker {
         {
             return 0;
         }
-        let Some(job) = self.parts.jobs.pop() else { return 0 };
-        let message = self.pack(job);
-        if !self.pass(message, turn.now) {
-            self.parts.counters.add(EncodeCounter::Waits, 1);
+        let (mut packed, mut bytes) = (0, 0);
+        while bytes < TURN_BYTES
+            && let Some(job) = self.parts.jobs.pop()
+        {
+            let message = self.pack(job);
+            packed += 1;
+            bytes += message.raw_bytes();
+            if !self.pass(message, turn.now) {
+                self.parts.counters.add(EncodeCounter::Waits, 1);
+                break;
+            }
         }
-        1
+        packed
     }
 
     fn stays_awake(&self) -> bool {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::archive::{Archive, ArchiveSettings, Began, Opened, Reader};
 use super::assemble::Limits;
 use super::bearer;
-use super::chunker::Cut;
+use super::chunker::{Cut, Layout};
 use super::client_tls::ClientTls;
 use super::codec::Policy;
 use super::encode_worker::{EncodeParts, EncodeWorker};
@@ -91,7 +91,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
     let ways = ways(serve, &bell(&serve.core)?, order_items(cut.chunk_bytes(), serve.tail_size().0 as usize));
     let source = match serve.source {
         LedgerSource::Follow => None,
-        _ => Some(source(serve)?),
+        _ => Some(source(serve, Layout { cut, pool: pool.clone() })?),
     };
     let description = source.as_ref().map_or_else(|| format!("follow {}", upstream_shown(serve)), |s| s.description());
     let network = source.as_ref().map_or_else(|| network_of(None), |s| s.network());
@@ -159,29 +159,35 @@ fn ways(serve: &LedgerServe, fanout: &Arc<Doorbell>, items: usize) -> Ways {
 }
 
 /// The source as configured; a relay has none.
-fn source(serve: &LedgerServe) -> Result<Box<dyn Source>, String> {
+fn source(serve: &LedgerServe, layout: Layout) -> Result<Box<dyn Source>, String> {
     let start = serve.start_ledger.max(1);
     let passphrase = serve.network_passphrase.clone();
     let (pipe_bytes, cpus) = (serve.pipe_size.0 as usize, Vec::new());
     let source = match serve.source {
-        LedgerSource::Synthetic => generator::open(&SyntheticSettings {
-            start,
-            count: serve.synthetic_count,
-            bytes: serve.synthetic_size.0,
-            shape: if serve.synthetic_compressible { Shape::Compressible } else { Shape::Noise },
-            window_ns: serve.emit_window.nanos(),
-            interval_ns: serve.synthetic_interval.nanos(),
-        }),
-        LedgerSource::File => file::open(&FileSettings {
-            path: serve.file_dir.clone().unwrap_or_default(),
-            kept: Some(serve.segments_dir()),
-            first: (!serve.renumber() && serve.start_ledger > 0).then_some(serve.start_ledger),
-            count: serve.file_count,
-            cycle: serve.renumber(),
-            window_ns: serve.emit_window.nanos(),
-            interval_ns: serve.cadence.nanos(),
-            passphrase,
-        }),
+        LedgerSource::Synthetic => {
+            let settings = SyntheticSettings {
+                start,
+                count: serve.synthetic_count,
+                bytes: serve.synthetic_size.0,
+                shape: if serve.synthetic_compressible { Shape::Compressible } else { Shape::Noise },
+                window_ns: serve.emit_window.nanos(),
+                interval_ns: serve.synthetic_interval.nanos(),
+            };
+            generator::open(&settings, layout)
+        }
+        LedgerSource::File => {
+            let settings = FileSettings {
+                path: serve.file_dir.clone().unwrap_or_default(),
+                kept: Some(serve.segments_dir()),
+                first: (!serve.renumber() && serve.start_ledger > 0).then_some(serve.start_ledger),
+                count: serve.file_count,
+                cycle: serve.renumber(),
+                window_ns: serve.emit_window.nanos(),
+                interval_ns: serve.cadence.nanos(),
+                passphrase,
+            };
+            file::open(&settings, layout)
+        }
         LedgerSource::Pipe => {
             let command = serve.pipe_cmd.clone().unwrap_or_default();
             Ok(pipe::open(&PipeSettings { command, pipe_bytes, passphrase, cpus }))

@@ -28,7 +28,7 @@ use crate::wire::ledger::{Begin, LEDGER_BYTES_MAX, SEQUENCE_MAX};
 pub const ENCODER_QUEUE: usize = 16;
 /// Bytes read in one turn: a full pipe of the default size. That is about 80 µs of copying and hashing before the others on this
 /// core have their turn.
-const TURN_BYTES: usize = 1 << 20;
+pub(super) const TURN_BYTES: usize = 1 << 20;
 /// Items that one answer of the source can make: the last chunk and END.
 const ITEMS_AT_ONCE: usize = 2;
 /// A ledger of which nothing comes for so long is not waited for with open eyes: whoever emits it has stalled, and 100 ms are 13
@@ -264,6 +264,12 @@ impl SourceWorker {
 
     /// One look at the source. An error is the end of the run; the text says why.
     fn step(&mut self, now: i64) -> Result<Step, String> {
+        if self.open.is_some()
+            && self.chunker.takes_buffer()
+            && let Some(buffer) = self.source.chunk()
+        {
+            self.chunker.adopt(buffer);
+        }
         match self.source.poll(self.chunker.space(), now).map_err(|error| error.0)? {
             Poll::Begin { sequence, bytes } => self.begin(sequence, bytes),
             Poll::Bytes(bytes) => self.bytes(bytes),

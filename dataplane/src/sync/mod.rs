@@ -15,6 +15,8 @@ pub mod latest;
 pub mod metrics;
 #[cfg(feature = "runtime")]
 pub mod parked;
+#[cfg(feature = "ledger")]
+pub mod prefetch;
 #[cfg(feature = "ring")]
 pub mod registry;
 #[cfg(feature = "ring")]

@@ -1,5 +1,6 @@
-//! Makes the next ledger ready on a thread of its own, so that during an emission a read is only a copy.
+//! Makes the next ledger ready on a thread of its own, in the buffers of its chunks, so that during an emission nothing is copied.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -7,11 +8,13 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 
 use super::SourceError;
+use crate::ledger::chunker::Layout;
+use crate::ledger::pool::Buffer;
 use crate::sys::cpu::Event;
 use crate::sys::signal;
 
 /// Ledgers in memory: the one that is being emitted and the one after it.
-const BUFFERS: usize = 2;
+const LEDGERS: usize = 2;
 
 /// Makes ledgers, one after the other. It may wait (for a disk).
 pub(super) trait Maker: Send + 'static {
@@ -22,13 +25,24 @@ pub(super) trait Maker: Send + 'static {
     fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String>;
 }
 
-type Made = Result<Option<(u32, Vec<u8>)>, String>;
+/// A ledger in the buffers of its chunks.
+#[derive(Debug)]
+pub(super) struct Laid {
+    /// Its sequence.
+    pub sequence: u32,
+    /// Its length.
+    pub bytes: usize,
+    /// Its chunks that were not taken.
+    pub chunks: VecDeque<Buffer>,
+}
+
+type Made = Result<Option<Laid>, String>;
 
 /// What is ready.
 #[derive(Debug)]
 pub(super) enum Ready {
     /// A ledger.
-    Ledger(u32, Vec<u8>),
+    Ledger(Laid),
     /// It is being made: the descriptor becomes readable.
     NotYet,
     /// There is no more.
@@ -39,7 +53,7 @@ pub(super) enum Ready {
 pub(super) struct Ahead {
     ready: Receiver<Made>,
     /// `None` once nothing more is wanted.
-    empty: Option<Sender<Vec<u8>>>,
+    wanted: Option<Sender<()>>,
     event: Arc<Event>,
     thread: Option<JoinHandle<()>>,
 }
@@ -49,19 +63,19 @@ impl Ahead {
     ///
     /// # Errors
     /// The kernel's, for the thread or the eventfd.
-    pub(super) fn start(name: &str, maker: impl Maker) -> Result<Ahead, SourceError> {
+    pub(super) fn start(name: &str, maker: impl Maker, layout: Layout) -> Result<Ahead, SourceError> {
         let failed = |what: &str, error| SourceError(format!("{name} source: no {what}: {error}"));
         let event = Arc::new(Event::new().map_err(|error| failed("eventfd", error))?);
-        let (empty, empties) = crossbeam_channel::bounded(BUFFERS);
-        let (done, ready) = crossbeam_channel::bounded(BUFFERS + 1);
-        for _ in 0..BUFFERS {
-            empty.send(Vec::new()).expect("there is room for all buffers");
+        let (wanted, wants) = crossbeam_channel::bounded(LEDGERS);
+        let (done, ready) = crossbeam_channel::bounded(LEDGERS + 1);
+        for _ in 0..LEDGERS {
+            wanted.send(()).expect("there is room for all of them");
         }
         let rings = event.clone();
         let thread = std::thread::Builder::new().name("sluice-ahead".into());
-        let thread = signal::shielded(|| thread.spawn(move || make(maker, &empties, &done, &rings)));
+        let thread = signal::shielded(|| thread.spawn(move || make(maker, &layout, &wants, &done, &rings)));
         let thread = thread.map_err(|error| failed("thread", error))?;
-        Ok(Ahead { ready, empty: Some(empty), event, thread: Some(thread) })
+        Ok(Ahead { ready, wanted: Some(wanted), event, thread: Some(thread) })
     }
 
     /// Readable when something may have become ready.
@@ -76,7 +90,7 @@ impl Ahead {
     pub(super) fn take(&mut self) -> Result<Ready, SourceError> {
         self.event.clear();
         match self.ready.try_recv() {
-            Ok(Ok(Some((sequence, ledger)))) => Ok(Ready::Ledger(sequence, ledger)),
+            Ok(Ok(Some(laid))) => Ok(Ready::Ledger(laid)),
             Ok(Ok(None)) => Ok(Ready::Finished),
             Ok(Err(reason)) => Err(SourceError(reason)),
             Err(TryRecvError::Empty) => Ok(Ready::NotYet),
@@ -86,18 +100,18 @@ impl Ahead {
         }
     }
 
-    /// A ledger's buffer is to be used again.
-    pub(super) fn give_back(&mut self, buffer: Vec<u8>) {
-        if let Some(empty) = &self.empty {
-            // A thread that has ended wants none.
-            let _ = empty.try_send(buffer);
+    /// Another ledger is to be made: one that was taken is over.
+    pub(super) fn make_another(&mut self) {
+        if let Some(wanted) = &self.wanted {
+            // A thread that has ended makes none.
+            let _ = wanted.try_send(());
         }
     }
 }
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.empty = None;
+        self.wanted = None;
         // It ends after the ledger that it has at hand.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -105,9 +119,12 @@ impl Drop for Ahead {
     }
 }
 
-fn make(mut maker: impl Maker, empties: &Receiver<Vec<u8>>, done: &Sender<Made>, event: &Event) {
-    while let Ok(mut ledger) = empties.recv() {
-        let made = maker.next(&mut ledger).map(|sequence| sequence.map(|sequence| (sequence, ledger)));
+fn make(mut maker: impl Maker, layout: &Layout, wants: &Receiver<()>, done: &Sender<Made>, event: &Event) {
+    let mut ledger = Vec::new();
+    while wants.recv().is_ok() {
+        let made = maker.next(&mut ledger);
+        let laid = |sequence| Laid { sequence, bytes: ledger.len(), chunks: layout.lay_out(&ledger) };
+        let made = made.map(|sequence| sequence.map(laid));
         let more = matches!(made, Ok(Some(_)));
         if done.send(made).is_err() {
             return;
@@ -115,7 +132,7 @@ fn make(mut maker: impl Maker, empties: &Receiver<Vec<u8>>, done: &Sender<Made>,
         event.signal();
         if !more {
             // Stays until nobody listens, so that its end is not taken for a failure.
-            while empties.recv().is_ok() {}
+            while wants.recv().is_ok() {}
             return;
         }
     }

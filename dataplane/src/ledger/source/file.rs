@@ -8,8 +8,10 @@ use super::ahead::{Ahead, Maker};
 use super::paced::Paced;
 use super::{Poll, Source, SourceError, described, network_of};
 use crate::ledger::archive::{self, Reader};
+use crate::ledger::chunker::Layout;
 use crate::ledger::dump;
 use crate::ledger::files::is_same;
+use crate::ledger::pool::Buffer;
 use crate::ledger::rpc::{Part, RecordReader};
 
 /// What is played, and how.
@@ -37,7 +39,7 @@ pub struct FileSettings {
 ///
 /// # Errors
 /// Nothing that can be played: no ledger, a gap, one that is too long; our own retention; no thread.
-pub fn open(settings: &FileSettings) -> Result<Box<dyn Source>, SourceError> {
+pub fn open(settings: &FileSettings, layout: Layout) -> Result<Box<dyn Source>, SourceError> {
     let path = &settings.path;
     if settings.kept.as_ref().is_some_and(|kept| is_same(path, kept)) {
         let what =
@@ -49,7 +51,7 @@ pub fn open(settings: &FileSettings) -> Result<Box<dyn Source>, SourceError> {
     let player = Player { reel, path: path.clone(), given: 0, pass: 0, count: settings.count, cycle: settings.cycle };
     let paced = Paced::new(
         described("file", &absolute.to_string_lossy()),
-        Ahead::start("file", player)?,
+        Ahead::start("file", player, layout)?,
         settings.window_ns,
         settings.interval_ns,
     );
@@ -76,6 +78,10 @@ impl Source for Played {
 
     fn poll(&mut self, room: &mut [u8], now: i64) -> Result<Poll, SourceError> {
         self.paced.poll(room, now)
+    }
+
+    fn chunk(&mut self) -> Option<Buffer> {
+        self.paced.chunk()
     }
 
     fn deadline(&self) -> Option<i64> {
@@ -349,7 +355,9 @@ impl Framed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::chunker::Cut;
     use crate::ledger::dump::DumpWriter;
+    use crate::ledger::pool::Pool;
     use crate::wire::ledger::LEDGER_BYTES_MAX;
 
     fn settings(path: &Path) -> FileSettings {
@@ -365,8 +373,13 @@ mod tests {
         }
     }
 
+    fn open_it(settings: &FileSettings) -> Result<Box<dyn Source>, SourceError> {
+        let cut = Cut::new(65_536, None).expect("a cut");
+        open(settings, Layout { cut, pool: Pool::new(cut.buffer_bytes(), 1) })
+    }
+
     fn refusal(settings: &FileSettings) -> String {
-        match open(settings) {
+        match open_it(settings) {
             Ok(_) => panic!("{} was taken", settings.path.display()),
             Err(error) => error.to_string(),
         }
@@ -468,7 +481,7 @@ mod tests {
         dump_of(&path, 6..=6);
         assert!(refusal(&settings(&path)).contains("non-contiguous"));
         dump_of(&path, 5..=5);
-        assert!(open(&settings(&path)).is_ok());
+        assert!(open_it(&settings(&path)).is_ok());
         let long = File::create(path.join("ledger-7.xdr")).expect("made");
         long.set_len(LEDGER_BYTES_MAX + 1).expect("as long");
         assert!(refusal(&settings(&path)).contains("at most 268435456"));
@@ -489,6 +502,6 @@ mod tests {
             assert!(refusal(&settings).contains("keeps its own ledgers"), "{}", other.display());
         }
         let settings = FileSettings { kept: Some(directory.path().join("elsewhere")), ..settings(&path) };
-        assert!(open(&settings).is_ok(), "a directory that is not there yet is another one");
+        assert!(open_it(&settings).is_ok(), "a directory that is not there yet is another one");
     }
 }

@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 
 use super::{Poll, Source, SourceError};
+use crate::ledger::pool::Buffer;
 use crate::units::NANOS_PER_MILLI;
 
 /// How often it looks whether everybody is there.
@@ -57,6 +58,10 @@ impl Source for Held {
             }
             other => Ok(other),
         }
+    }
+
+    fn chunk(&mut self) -> Option<Buffer> {
+        self.source.chunk()
     }
 
     fn deadline(&self) -> Option<i64> {

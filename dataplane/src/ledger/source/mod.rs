@@ -15,6 +15,8 @@ use std::os::fd::RawFd;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh64::xxh64;
 
+use super::pool::Buffer;
+
 /// What a source did when it was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Poll {
@@ -64,6 +66,13 @@ pub trait Source: Send {
     /// # Errors
     /// It cannot go on; it is not asked again.
     fn poll(&mut self, room: &mut [u8], now: i64) -> Result<Poll, SourceError>;
+
+    /// The open ledger's next chunk in its buffer, as a [`Layout`](super::chunker::Layout) puts it, from a source that has ledgers whole before they are
+    /// emitted. Asked for where a chunk begins; the room of [`Source::poll`] is then the rest of that buffer, and nothing is
+    /// written into it.
+    fn chunk(&mut self) -> Option<Buffer> {
+        None
+    }
 
     /// When it has something to do even if nothing becomes readable (monotonic ns).
     fn deadline(&self) -> Option<i64> {

@@ -2,16 +2,17 @@
 
 use std::os::fd::RawFd;
 
-use super::ahead::{Ahead, Ready};
+use super::ahead::{Ahead, Laid, Ready};
 use super::{Poll, Source, SourceError};
 use crate::ledger::pacing::{Cadence, Window};
+use crate::ledger::pool::Buffer;
 use crate::units::NANOS_PER_MILLI;
 
-/// What is given before the room can be filled, at least. A core that looks all the time has then only this much to copy and to
-/// hash when a chunk's last byte is due, not 256 KiB (30 µs).
+/// What is given before the room can be filled, at least. A core that looks all the time has then only this much to
+/// hash when a chunk's last byte is due, not 256 KiB (25 µs).
 const PIECE_BYTES: usize = 32 << 10;
 /// How long after a ledger's end the next but one is made, at most: those who receive the last one are left in peace until then.
-const GIVE_BACK_NS_MAX: i64 = 20 * NANOS_PER_MILLI;
+const ANOTHER_NS_MAX: i64 = 20 * NANOS_PER_MILLI;
 
 /// A ledger that begins so much after it was due begins a new grid. A core that wakes up late for it, even on a busy host, does not.
 const LATE_NS: i64 = 5 * NANOS_PER_MILLI;
@@ -22,7 +23,7 @@ enum State {
         due: i64,
     },
     Open {
-        ledger: Vec<u8>,
+        laid: Laid,
         given: usize,
         window: Window,
     },
@@ -36,7 +37,8 @@ pub(super) struct Paced {
     window_ns: i64,
     cadence: Cadence,
     state: State,
-    used: Option<(Vec<u8>, i64)>,
+    /// When the next but one is to be made; `None`: that was said.
+    another_at: Option<i64>,
     deadline: Option<i64>,
 }
 
@@ -45,20 +47,17 @@ impl Paced {
     pub(super) fn new(description: String, ahead: Ahead, window_ns: i64, interval_ns: i64) -> Paced {
         let cadence = Cadence::new(interval_ns);
         let state = State::Pause { due: i64::MAX };
-        Paced { description, ahead, window_ns, cadence, state, used: None, deadline: None }
+        Paced { description, ahead, window_ns, cadence, state, another_at: None, deadline: None }
     }
 
     fn begin(&mut self, due: i64, now: i64) -> Result<Poll, SourceError> {
-        if self.used.as_ref().is_some_and(|(_, at)| *at <= now) {
-            self.ahead.give_back(self.used.take().expect("looked at").0);
+        // Who is due now may be waiting for it.
+        if self.another_at.take_if(|at| *at <= now || due <= now).is_some() {
+            self.ahead.make_another();
         }
         if now < due {
-            self.deadline = Some(self.used.as_ref().map_or(due, |(_, at)| due.min(*at)));
+            self.deadline = Some(self.another_at.map_or(due, |at| due.min(at)));
             return Ok(Poll::Wait);
-        }
-        // Whoever is due now may be waiting for this buffer.
-        if let Some((buffer, _)) = self.used.take() {
-            self.ahead.give_back(buffer);
         }
         match self.ahead.take()? {
             Ready::NotYet => {
@@ -71,14 +70,14 @@ impl Paced {
                 self.deadline = None;
                 Ok(Poll::Finished)
             }
-            Ready::Ledger(sequence, ledger) => {
+            Ready::Ledger(laid) => {
                 if now - due > LATE_NS {
                     self.cadence.late();
                 }
                 self.cadence.begun(now);
-                let bytes = ledger.len() as u64;
+                let (sequence, bytes) = (laid.sequence, laid.bytes as u64);
                 let window = Window::begin(self.window_ns, bytes, now);
-                self.state = State::Open { ledger, given: 0, window };
+                self.state = State::Open { laid, given: 0, window };
                 Ok(Poll::Begin { sequence, bytes: Some(bytes) })
             }
         }
@@ -86,10 +85,8 @@ impl Paced {
 
     fn end(&mut self, now: i64) -> Poll {
         let due = self.cadence.begin_ns(now);
-        let State::Open { ledger, .. } = std::mem::replace(&mut self.state, State::Pause { due }) else {
-            unreachable!("only an open ledger ends")
-        };
-        self.used = Some((ledger, now + ((due - now) / 4).min(GIVE_BACK_NS_MAX)));
+        self.state = State::Pause { due };
+        self.another_at = Some(now + ((due - now) / 4).min(ANOTHER_NS_MAX));
         Poll::End
     }
 }
@@ -105,15 +102,15 @@ impl Source for Paced {
     }
 
     fn poll(&mut self, room: &mut [u8], now: i64) -> Result<Poll, SourceError> {
-        let (ledger, given, window) = match &mut self.state {
+        let (laid, given, window) = match &mut self.state {
             State::Finished => return Ok(Poll::Finished),
             State::Pause { due } => {
                 let due = *due;
                 return self.begin(due, now);
             }
-            State::Open { ledger, given, window } => (ledger, given, window),
+            State::Open { laid, given, window } => (laid, given, window),
         };
-        let left = ledger.len() - *given;
+        let left = laid.bytes - *given;
         if left == 0 {
             return Ok(self.end(now));
         }
@@ -124,9 +121,16 @@ impl Source for Paced {
             self.deadline = Some(window.due_ns((*given + wanted) as u64));
             return Ok(Poll::Wait);
         }
-        room[..take].copy_from_slice(&ledger[*given..*given + take]);
+        // They are there already: the room is the buffer that was given.
         *given += take;
         Ok(Poll::Bytes(take))
+    }
+
+    fn chunk(&mut self) -> Option<Buffer> {
+        match &mut self.state {
+            State::Open { laid, .. } => laid.chunks.pop_front(),
+            _ => None,
+        }
     }
 
     fn deadline(&self) -> Option<i64> {
@@ -138,6 +142,9 @@ impl Source for Paced {
 mod tests {
     use super::super::ahead::Maker;
     use super::*;
+    use crate::ledger::chunker::{Cut, Layout};
+    use crate::ledger::message::HEADROOM;
+    use crate::ledger::pool::Pool;
     use crate::sys::clock;
 
     /// Ledgers of 100,000 bytes, each byte the sequence; fails after the last.
@@ -162,8 +169,14 @@ mod tests {
     const BYTES: usize = 100_000;
     const MILLI: i64 = NANOS_PER_MILLI;
 
+    /// Chunks of 40,000 bytes, the last one as long as it is.
+    fn layout() -> Layout {
+        let cut = Cut::new(40_000, None).expect("a cut");
+        Layout { cut, pool: Pool::new(cut.buffer_bytes(), 9) }
+    }
+
     fn paced(last: u32, fails: bool, window_ns: i64, interval_ns: i64) -> Paced {
-        let ahead = Ahead::start("numbers", Numbers { next: 1, last, fails }).expect("a thread");
+        let ahead = Ahead::start("numbers", Numbers { next: 1, last, fails }, layout()).expect("a thread");
         Paced::new("numbers".into(), ahead, window_ns, interval_ns)
     }
 
@@ -198,7 +211,10 @@ mod tests {
         assert_eq!(ask(&mut source, &mut room, 1_000 + 9 * MILLI).expect("runs"), Poll::Bytes(40_000));
         assert_eq!(ask(&mut source, &mut room, 1_000 + 9 * MILLI).expect("runs"), Poll::Wait, "20,000 are left");
         assert_eq!(ask(&mut source, &mut room, 1_000 + 10 * MILLI).expect("runs"), Poll::Bytes(20_000));
-        assert!(room[..20_000].iter().all(|byte| *byte == 1));
+        let chunks: Vec<Buffer> = std::iter::from_fn(|| source.chunk()).collect();
+        assert_eq!(chunks.len(), 3);
+        let last = HEADROOM..HEADROOM + 20_000;
+        assert!(chunks[0][HEADROOM..].iter().chain(&chunks[2][last]).all(|byte| *byte == 1), "what counts now");
         assert_eq!(ask(&mut source, &mut room, 1_000 + 10 * MILLI).expect("runs"), Poll::End);
         // The grid: the next one 50 ms after the first, and a look before that to have another made.
         assert_eq!(source.poll(&mut room, 1_000 + 11 * MILLI).expect("runs"), Poll::Wait);

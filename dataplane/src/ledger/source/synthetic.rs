@@ -3,6 +3,7 @@
 use super::ahead::{Ahead, Maker};
 use super::paced::Paced;
 use super::{Source, SourceError};
+use crate::ledger::chunker::Layout;
 use crate::ledger::synthetic::{Shape, Synthetic};
 
 /// A run of made-up ledgers.
@@ -34,13 +35,13 @@ impl Maker for Generator {
 ///
 /// # Errors
 /// A size or a range that cannot be streamed; no thread.
-pub fn open(settings: &SyntheticSettings) -> Result<Box<dyn Source>, SourceError> {
+pub fn open(settings: &SyntheticSettings, layout: Layout) -> Result<Box<dyn Source>, SourceError> {
     let SyntheticSettings { start, count, bytes, shape, window_ns, interval_ns } = *settings;
     let run = Synthetic::new(start, count, bytes, shape).map_err(|error| SourceError(error.to_string()))?;
     let shape = match shape {
         Shape::Noise => "noise",
         Shape::Compressible => "compressible",
     };
-    let ahead = Ahead::start("synthetic", Generator(run))?;
+    let ahead = Ahead::start("synthetic", Generator(run), layout)?;
     Ok(Box::new(Paced::new(format!("synthetic {shape} {bytes}"), ahead, window_ns, interval_ns)))
 }
