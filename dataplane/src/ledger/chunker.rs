@@ -69,18 +69,57 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The chunks' buffers, in order, as a [`Chunker`] that knows the ledger's length cuts it.
-    pub fn lay_out(&self, mut ledger: &[u8]) -> VecDeque<Buffer> {
-        let mut chunks = VecDeque::with_capacity(ledger.len() / self.cut.chunk_bytes + 1);
-        while !ledger.is_empty() {
-            let bytes = self.cut.next_bytes(Some(ledger.len() as u64)).min(ledger.len());
-            let (chunk, rest) = ledger.split_at(bytes);
-            let mut buffer = self.pool.take();
-            buffer[HEADROOM..HEADROOM + bytes].copy_from_slice(chunk);
-            chunks.push_back(buffer);
-            ledger = rest;
+    /// The chunks' buffers of a ledger that lies in memory, in order, as a [`Chunker`] that knows its length cuts it.
+    pub fn lay_out(&self, ledger: &[u8]) -> VecDeque<Buffer> {
+        let mut laying = self.begin(ledger.len());
+        laying.push(ledger);
+        laying.finish()
+    }
+
+    /// Begins a ledger of so many bytes, which come in parts.
+    pub fn begin(&self, bytes: usize) -> Laying<'_> {
+        Laying {
+            layout: self,
+            left: bytes,
+            chunks: VecDeque::with_capacity(bytes / self.cut.chunk_bytes + 1),
+            room: 0..0,
         }
-        chunks
+    }
+}
+
+/// A ledger that is being laid out.
+pub struct Laying<'a> {
+    layout: &'a Layout,
+    /// Bytes that are still to come.
+    left: usize,
+    chunks: VecDeque<Buffer>,
+    /// What is free of the last chunk.
+    room: std::ops::Range<usize>,
+}
+
+impl Laying<'_> {
+    /// The next bytes. Asserts that no more come than were said.
+    pub fn push(&mut self, mut part: &[u8]) {
+        assert!(part.len() <= self.left, "a ledger is as long as was said");
+        while !part.is_empty() {
+            if self.room.is_empty() {
+                let bytes = self.layout.cut.next_bytes(Some(self.left as u64)).min(self.left);
+                self.room = HEADROOM..HEADROOM + bytes;
+                self.chunks.push_back(self.layout.pool.take());
+            }
+            let (now, later) = part.split_at(part.len().min(self.room.len()));
+            let chunk = self.chunks.back_mut().expect("one with room");
+            chunk[self.room.start..self.room.start + now.len()].copy_from_slice(now);
+            self.room.start += now.len();
+            self.left -= now.len();
+            part = later;
+        }
+    }
+
+    /// The chunks. Asserts that all bytes came.
+    pub fn finish(self) -> VecDeque<Buffer> {
+        assert!(self.left == 0, "a ledger is as long as was said");
+        self.chunks
     }
 }
 

@@ -1,5 +1,5 @@
-//! An encoder: packs the chunks that it is given, in order, as many in a turn as a source on the same core reads
-//! in one of its own: so neither runs away from the other.
+//! An encoder: packs the chunks that it is given, in order, a few in a turn, so that a source on the same core goes on being
+//! read.
 
 use std::os::fd::RawFd;
 
@@ -7,13 +7,16 @@ use super::compress::Packer;
 use super::event::Job;
 use super::message::Encoded;
 use super::pool::Pool;
-use super::source_worker::{Emitting, TURN_BYTES};
+use super::source_worker::Emitting;
 use super::stats::EncodeCounter;
 use crate::runtime::link::{LinkReceiver, LinkSender};
 use crate::runtime::worker::{Turn, Worker};
 use crate::sync::counters::CounterWriter;
 use crate::units::NANOS_PER_MILLI;
 use crate::wire::ledger::{CHUNK_HEADER_BYTES, Codec};
+
+/// Bytes packed in one turn: what a source reads in one, so that on a common core neither runs away from the other.
+const TURN_BYTES: usize = super::source_worker::TURN_BYTES;
 
 /// How soon an encoder whose link is full looks again: the fan-out does not ring when it takes.
 const LOOK_AGAIN_NS: i64 = NANOS_PER_MILLI;

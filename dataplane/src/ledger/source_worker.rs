@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::chunker::{Chunker, Cut};
-use super::codec::{self, Choice, Policy, Situation, SourceRate};
+use super::codec::{self, Choice, Pace, Policy, Situation, SourceRate};
 use super::event::{Item, Job};
 use super::hub::Outcome;
 use super::load::Load;
@@ -116,13 +116,15 @@ struct Encoder {
     /// What it is known to be done with, and the bytes of what it is not.
     done: u64,
     waiting_bytes: u64,
+    /// Bytes that it was given in this turn.
+    given_bytes: u64,
 }
 
 impl Encoder {
     fn new(end: EncoderEnd) -> Encoder {
         assert!(end.jobs.capacity() < 2 * ENCODER_QUEUE, "an encoder's queue is of {ENCODER_QUEUE}");
         let done = end.done.get(EncodeCounter::Chunks);
-        Encoder { end, given: done, sizes: [0; 2 * ENCODER_QUEUE], done, waiting_bytes: 0 }
+        Encoder { end, given: done, sizes: [0; 2 * ENCODER_QUEUE], done, waiting_bytes: 0, given_bytes: 0 }
     }
 
     /// Bytes that it still has to pack.
@@ -146,6 +148,7 @@ impl Encoder {
         self.sizes[self.given as usize % self.sizes.len()] = bytes;
         self.given += 1;
         self.waiting_bytes += u64::from(bytes);
+        self.given_bytes += u64::from(bytes);
         self.end.jobs.flush();
         Ok(())
     }
@@ -192,6 +195,9 @@ pub struct SourceWorker {
     first: usize,
     policy: Policy,
     level: i32,
+    pace: Pace,
+    /// Bytes that the source had ready in this turn, and in the one before.
+    ready: (u64, u64),
     load: Arc<Load>,
     renumber: Option<u32>,
     spin_while_open: bool,
@@ -234,6 +240,8 @@ impl SourceWorker {
             first: 0,
             policy: parts.policy,
             level: parts.level,
+            pace: Pace::new(parts.policy, parts.level),
+            ready: (0, 0),
             load: parts.load,
             renumber: parts.renumber,
             spin_while_open: parts.spin_while_open,
@@ -299,6 +307,7 @@ impl SourceWorker {
     }
 
     fn bytes(&mut self, bytes: usize) -> Result<Step, String> {
+        self.ready.0 += bytes as u64;
         let now = clock::utc_ns();
         self.open.as_mut().expect("a source gives bytes of an open ledger").last_ns = now;
         self.counters.add(SourceCounter::Bytes, bytes as u64);
@@ -315,6 +324,7 @@ impl SourceWorker {
             self.dispatch(chunk);
         }
         self.open = None;
+        self.pace.ledger();
         self.rate.ledger(end.bytes, last_ns - start_ns);
         self.counters.add(SourceCounter::Ledgers, 1);
         self.counters.set(SourceCounter::Open, 0);
@@ -331,12 +341,18 @@ impl SourceWorker {
         let left_bytes = open.declared.map(|declared| declared.saturating_sub(self.chunker.bytes()));
         let (chunk_bytes, slack) = (self.chunk_bytes, open.slack);
         let (encoder, waiting_bytes) = self.least_loaded();
-        let situation = Situation { waiting_bytes, chunk_bytes, left_bytes, slack };
-        let item = match codec::choose(self.policy, self.level, &situation) {
+        let carried_bytes = waiting_bytes.saturating_sub(self.encoders.get(encoder).map_or(0, |it| it.given_bytes));
+        let ready_bytes = self.ready.0.max(self.ready.1);
+        // A full pipe, twice: whoever emits is about to wait for us.
+        let holds_up = self.source.can_be_held() && self.ready.0.min(self.ready.1) >= TURN_BYTES as u64;
+        let situation =
+            Situation { waiting_bytes, carried_bytes, ready_bytes, chunk_bytes, left_bytes, slack, holds_up };
+        let item = match self.pace.choose(&situation) {
             Choice::Raw => {
                 self.counters.add(SourceCounter::RawChunks, 1);
                 Item::Message(chunk.into_message())
             }
+            Choice::Fallback => self.fallback(chunk),
             Choice::Level(level) => self.pack(encoder, Job { chunk, level }),
         };
         self.say(item);
@@ -349,11 +365,14 @@ impl SourceWorker {
                 self.counters.add(SourceCounter::Hastened, u64::from(hastened));
                 Item::Packed(encoder)
             }
-            Err(job) => {
-                self.counters.add(SourceCounter::RawFallbacks, 1);
-                Item::Fallback(job.chunk.into_message())
-            }
+            Err(job) => self.fallback(job.chunk),
         }
+    }
+
+    /// A chunk that would have been packed if there were time.
+    fn fallback(&mut self, chunk: RawChunk) -> Item {
+        self.counters.add(SourceCounter::RawFallbacks, 1);
+        Item::Fallback(chunk.into_message())
     }
 
     /// The encoder with the least to do, and how much that is.
@@ -436,6 +455,8 @@ impl SourceWorker {
     /// Asks the source until it waits or a turn's bytes are read. Returns what it moved.
     fn read(&mut self, now: i64) -> usize {
         let (mut moved, mut bytes) = (0, 0);
+        self.ready = (0, self.ready.0);
+        self.encoders.iter_mut().for_each(|encoder| encoder.given_bytes = 0);
         while bytes < TURN_BYTES && self.has_room(now) {
             match self.step(now) {
                 Ok(Step::Moved(more)) => bytes += more,

@@ -52,29 +52,38 @@ impl Pcg {
     }
 }
 
-/// Writes ledger `sequence` over all of `out`.
-pub fn write(sequence: u32, shape: Shape, out: &mut [u8]) {
-    if out.len() < SEQUENCE_BYTES {
-        out.fill(0);
-        return;
+/// Gives ledger `sequence`, of `bytes` bytes, to `take` in parts, each at most a record long.
+pub fn generate(sequence: u32, shape: Shape, bytes: usize, mut take: impl FnMut(&[u8])) {
+    let mut record = [0; RECORD_BYTES];
+    if bytes < SEQUENCE_BYTES {
+        return take(&record[..bytes]);
     }
     let mut random = Pcg::new(sequence);
-    let (head, rest) = out.split_at_mut(SEQUENCE_BYTES);
-    head.copy_from_slice(&sequence.to_be_bytes());
-    match shape {
-        Shape::Noise => random.fill(rest),
-        Shape::Compressible => {
-            let mut template = [0; RECORD_BYTES];
-            random.fill(&mut template);
-            for record in rest.chunks_mut(RECORD_BYTES) {
-                let bytes = record.len();
-                record.copy_from_slice(&template[..bytes]);
-                if bytes >= FRESH_BYTES {
-                    random.fill(&mut record[bytes - FRESH_BYTES..]);
-                }
-            }
-        }
+    take(&sequence.to_be_bytes());
+    if shape == Shape::Compressible {
+        random.fill(&mut record);
     }
+    let mut left = bytes - SEQUENCE_BYTES;
+    while left > 0 {
+        let part = left.min(RECORD_BYTES);
+        match shape {
+            Shape::Noise => random.fill(&mut record[..part]),
+            // One that is cut keeps the template's bytes, but for its end.
+            Shape::Compressible if part >= FRESH_BYTES => random.fill(&mut record[part - FRESH_BYTES..part]),
+            Shape::Compressible => {}
+        }
+        take(&record[..part]);
+        left -= part;
+    }
+}
+
+/// Writes ledger `sequence` over all of `out`.
+pub fn write(sequence: u32, shape: Shape, out: &mut [u8]) {
+    let mut filled = 0;
+    generate(sequence, shape, out.len(), |part| {
+        out[filled..filled + part.len()].copy_from_slice(part);
+        filled += part.len();
+    });
 }
 
 /// Why a run of made-up ledgers is refused.
@@ -124,23 +133,26 @@ impl Synthetic {
     /// The next ledger: its sequence and its bytes, in the run's own buffer.
     #[allow(clippy::should_implement_trait)] // What it gives borrows from it.
     pub fn next(&mut self) -> Option<(u32, &[u8])> {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let sequence = self.next_into(&mut buffer);
-        self.buffer = buffer;
-        Some((sequence?, &self.buffer))
+        let sequence = self.next_sequence()?;
+        self.buffer.resize(self.bytes, 0);
+        write(sequence, self.shape, &mut self.buffer);
+        Some((sequence, &self.buffer))
     }
 
-    /// Writes the next ledger over `ledger`, which gets its length; its sequence.
-    pub fn next_into(&mut self, ledger: &mut Vec<u8>) -> Option<u32> {
+    /// The next ledger's sequence; its bytes are made by [`generate`] or [`write`].
+    pub fn next_sequence(&mut self) -> Option<u32> {
         if self.done {
             return None;
         }
         let sequence = self.next;
         self.done = sequence == self.last;
         self.next = sequence.wrapping_add(1);
-        ledger.resize(self.bytes, 0);
-        write(sequence, self.shape, ledger);
         Some(sequence)
+    }
+
+    /// What ledgers hold, and bytes of each.
+    pub fn shape(&self) -> (Shape, usize) {
+        (self.shape, self.bytes)
     }
 }
 

@@ -220,12 +220,15 @@ pub fn tune_patiently(fd: BorrowedFd<'_>, dead_after: Duration) -> io::Result<()
 pub struct Delivery {
     /// Bytes that the other side's kernel has acknowledged, in all.
     pub acked_bytes: u64,
-    /// How fast it last took them when it was given enough, bytes/s; 0: not known yet.
-    pub bytes_per_second: u64,
+    /// How fast it took them, if it was given enough to tell, bytes/s. What was sent in small bursts says nothing: a link's buffer takes
+    /// those at any speed.
+    pub bytes_per_second: Option<u64>,
 }
 
 /// Bytes of `struct tcp_info` (linux/tcp.h) up to and with `tcpi_delivery_rate`, which is there since 4.9.
 const TCP_INFO_BYTES: usize = 168;
+/// The byte whose lowest bit is `tcpi_delivery_rate_app_limited`: the rate was measured while too little was sent.
+const APP_LIMITED_AT: usize = 7;
 /// Where `tcpi_bytes_acked` stands in it.
 const BYTES_ACKED_AT: usize = 120;
 /// Where `tcpi_delivery_rate` stands in it.
@@ -250,7 +253,9 @@ pub fn delivery(fd: BorrowedFd<'_>) -> io::Result<Delivery> {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| info[at + index]));
-    Ok(Delivery { acked_bytes: word(BYTES_ACKED_AT), bytes_per_second: word(DELIVERY_RATE_AT) })
+    let (rate, app_limited) = (word(DELIVERY_RATE_AT), info[APP_LIMITED_AT] & 1 != 0);
+    let bytes_per_second = Some(rate).filter(|&rate| rate > 0 && !app_limited);
+    Ok(Delivery { acked_bytes: word(BYTES_ACKED_AT), bytes_per_second })
 }
 
 /// Lets the connection's end forget what was not sent: its descriptor's close then resets it.

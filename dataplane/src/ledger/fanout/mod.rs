@@ -702,12 +702,16 @@ impl Audience {
         [look, self.handshakes.deadline()].into_iter().flatten().min()
     }
 
-    /// Subscribers that follow live, and the rate of the slowest one whose rate is known.
-    pub(super) fn live(&self, hub: &Hub) -> (usize, Option<u64>) {
-        let live = || self.peers.iter().flatten().filter(|peer| peer.machine.is_live(hub));
-        let rates = live().filter_map(|peer| tcp::delivery(peer.socket.as_fd()).ok());
-        let slowest = rates.map(|delivery| delivery.bytes_per_second).filter(|&rate| rate > 0).min();
-        (live().count(), slowest)
+    /// Subscribers that follow live, and the rate of the slowest; `None` where one of them was never given enough to tell.
+    pub(super) fn live(&mut self, hub: &Hub) -> (usize, Option<u64>) {
+        let (mut live, mut slowest) = (0, Some(u64::MAX));
+        for peer in self.peers.iter_mut().flatten().filter(|peer| peer.machine.is_live(hub)) {
+            let known = tcp::delivery(peer.socket.as_fd()).ok().and_then(|delivery| delivery.bytes_per_second);
+            peer.rate = known.or(peer.rate);
+            live += 1;
+            slowest = slowest.and_then(|slowest| Some(slowest.min(peer.rate?)));
+        }
+        (live, slowest.filter(|_| live > 0))
     }
 
     /// Ends every connection at once.

@@ -67,6 +67,8 @@ pub(super) struct Peer {
     /// What the other side had acknowledged when it was looked at last, and when it is looked at next; only while it takes nothing.
     pub(super) acked: Option<u64>,
     pub(super) ack_look_ns: i64,
+    /// How fast it took what it was given, when that was last enough to tell; bytes/s.
+    pub(super) rate: Option<u64>,
 }
 
 impl Peer {
@@ -91,6 +93,7 @@ impl Peer {
             queued: false,
             acked: None,
             ack_look_ns: i64::MAX,
+            rate: None,
         }
     }
 

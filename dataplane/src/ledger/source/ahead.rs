@@ -18,11 +18,11 @@ const LEDGERS: usize = 2;
 
 /// Makes ledgers, one after the other. It may wait (for a disk).
 pub(super) trait Maker: Send + 'static {
-    /// Writes the next ledger over `ledger`; its sequence. `None`: there is no more.
+    /// Lays the next ledger out. `None`: there is no more.
     ///
     /// # Errors
     /// One line for the user; it is not asked again.
-    fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String>;
+    fn next(&mut self, layout: &Layout) -> Result<Option<Laid>, String>;
 }
 
 /// A ledger in the buffers of its chunks.
@@ -120,11 +120,8 @@ impl Drop for Ahead {
 }
 
 fn make(mut maker: impl Maker, layout: &Layout, wants: &Receiver<()>, done: &Sender<Made>, event: &Event) {
-    let mut ledger = Vec::new();
     while wants.recv().is_ok() {
-        let made = maker.next(&mut ledger);
-        let laid = |sequence| Laid { sequence, bytes: ledger.len(), chunks: layout.lay_out(&ledger) };
-        let made = made.map(|sequence| sequence.map(laid));
+        let made = maker.next(layout);
         let more = matches!(made, Ok(Some(_)));
         if done.send(made).is_err() {
             return;

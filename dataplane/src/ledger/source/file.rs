@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use super::ahead::{Ahead, Maker};
+use super::ahead::{Ahead, Laid, Maker};
 use super::paced::Paced;
 use super::{Poll, Source, SourceError, described, network_of};
 use crate::ledger::archive::{self, Reader};
@@ -48,7 +48,15 @@ pub fn open(settings: &FileSettings, layout: Layout) -> Result<Box<dyn Source>, 
     }
     let reel = Reel::open(path, settings.first).map_err(|what| SourceError(format!("file source: {what}")))?;
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-    let player = Player { reel, path: path.clone(), given: 0, pass: 0, count: settings.count, cycle: settings.cycle };
+    let player = Player {
+        reel,
+        path: path.clone(),
+        given: 0,
+        pass: 0,
+        count: settings.count,
+        cycle: settings.cycle,
+        ledger: Vec::new(),
+    };
     let paced = Paced::new(
         described("file", &absolute.to_string_lossy()),
         Ahead::start("file", player, layout)?,
@@ -84,6 +92,10 @@ impl Source for Played {
         self.paced.chunk()
     }
 
+    fn can_be_held(&self) -> bool {
+        self.paced.can_be_held()
+    }
+
     fn deadline(&self) -> Option<i64> {
         self.paced.deadline()
     }
@@ -98,10 +110,13 @@ struct Player {
     pass: u32,
     count: u32,
     cycle: bool,
+    /// The last ledger that was read; its room is used again.
+    ledger: Vec<u8>,
 }
 
-impl Maker for Player {
-    fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String> {
+impl Player {
+    /// Reads the next ledger over `ledger`; its sequence.
+    fn read(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String> {
         let told = |what: String| format!("file source: {what}");
         if self.count > 0 && self.given == self.count {
             return Ok(None);
@@ -127,6 +142,16 @@ impl Maker for Player {
             self.pass = 0;
             self.reel.rewind().map_err(told)?;
         }
+    }
+}
+
+impl Maker for Player {
+    fn next(&mut self, layout: &Layout) -> Result<Option<Laid>, String> {
+        let mut ledger = std::mem::take(&mut self.ledger);
+        let read = self.read(&mut ledger);
+        self.ledger = ledger;
+        let laid = |sequence| Laid { sequence, bytes: self.ledger.len(), chunks: layout.lay_out(&self.ledger) };
+        read.map(|sequence| sequence.map(laid))
     }
 }
 
@@ -388,7 +413,7 @@ mod tests {
     fn player(settings: &FileSettings) -> Player {
         let reel = Reel::open(&settings.path, settings.first).expect("playable");
         let (path, count, cycle) = (settings.path.clone(), settings.count, settings.cycle);
-        Player { reel, path, given: 0, pass: 0, count, cycle }
+        Player { reel, path, given: 0, pass: 0, count, cycle, ledger: Vec::new() }
     }
 
     /// What is played, at most so many ledgers, and the end: an error where it failed.
@@ -398,7 +423,7 @@ mod tests {
     fn played(settings: &FileSettings, most: usize) -> Played {
         let (mut player, mut ledgers, mut ledger) = (player(settings), Vec::new(), Vec::new());
         while ledgers.len() < most {
-            match player.next(&mut ledger) {
+            match player.read(&mut ledger) {
                 Ok(Some(sequence)) => ledgers.push((sequence, ledger.clone())),
                 Ok(None) => return (ledgers, Some(Ok(()))),
                 Err(error) => return (ledgers, Some(Err(error))),

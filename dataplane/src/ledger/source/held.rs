@@ -64,6 +64,10 @@ impl Source for Held {
         self.source.chunk()
     }
 
+    fn can_be_held(&self) -> bool {
+        self.source.can_be_held()
+    }
+
     fn deadline(&self) -> Option<i64> {
         match self.ready {
             Some(_) => Some(self.look_at),

@@ -74,6 +74,11 @@ pub trait Source: Send {
         None
     }
 
+    /// Whether whoever emits has to wait where this is not read in time. A player's ledgers only come later then.
+    fn can_be_held(&self) -> bool {
+        true
+    }
+
     /// When it has something to do even if nothing becomes readable (monotonic ns).
     fn deadline(&self) -> Option<i64> {
         None

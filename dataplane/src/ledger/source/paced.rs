@@ -133,6 +133,10 @@ impl Source for Paced {
         }
     }
 
+    fn can_be_held(&self) -> bool {
+        false
+    }
+
     fn deadline(&self) -> Option<i64> {
         self.deadline
     }
@@ -155,14 +159,13 @@ mod tests {
     }
 
     impl Maker for Numbers {
-        fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String> {
+        fn next(&mut self, layout: &Layout) -> Result<Option<Laid>, String> {
             if self.next > self.last {
                 return if self.fails { Err("the disk is gone".into()) } else { Ok(None) };
             }
-            ledger.clear();
-            ledger.resize(BYTES, self.next as u8);
+            let sequence = self.next;
             self.next += 1;
-            Ok(Some(self.next - 1))
+            Ok(Some(Laid { sequence, bytes: BYTES, chunks: layout.lay_out(&vec![sequence as u8; BYTES]) }))
         }
     }
 

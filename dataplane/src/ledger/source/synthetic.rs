@@ -1,10 +1,10 @@
 //! Made-up ledgers as a source: the peer's generator, paced.
 
-use super::ahead::{Ahead, Maker};
+use super::ahead::{Ahead, Laid, Maker};
 use super::paced::Paced;
 use super::{Source, SourceError};
 use crate::ledger::chunker::Layout;
-use crate::ledger::synthetic::{Shape, Synthetic};
+use crate::ledger::synthetic::{Shape, Synthetic, generate};
 
 /// A run of made-up ledgers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,8 +26,12 @@ pub struct SyntheticSettings {
 struct Generator(Synthetic);
 
 impl Maker for Generator {
-    fn next(&mut self, ledger: &mut Vec<u8>) -> Result<Option<u32>, String> {
-        Ok(self.0.next_into(ledger))
+    fn next(&mut self, layout: &Layout) -> Result<Option<Laid>, String> {
+        let Some(sequence) = self.0.next_sequence() else { return Ok(None) };
+        let (shape, bytes) = self.0.shape();
+        let mut laying = layout.begin(bytes);
+        generate(sequence, shape, bytes, |part| laying.push(part));
+        Ok(Some(Laid { sequence, bytes, chunks: laying.finish() }))
     }
 }
 
