@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use common::{figure, is_test};
 use serde_json::Value;
-use sluice::sys::clock;
+use sluice::ledger::synthetic::{Shape, write};
+use sluice::sys::{clock, cpu};
 
 mod common;
 
@@ -48,6 +49,7 @@ struct Cell {
 /// Percentiles of delivery's relatives in ms, and the CPU of both ends.
 const LIVE: &[(&str, &str)] = &[
     ("over/p50", "over_p50"),
+    ("over/p90", "over_p90"),
     ("over/p99", "over_p99"),
     ("pipeline/p50", "pipeline_p50"),
     ("delivery/p50", "delivery_p50"),
@@ -79,6 +81,81 @@ fn main() {
         };
         run_all(part, cells, ledgers, folder.path());
     }
+}
+
+/// What the machine is like, measured beside every part: a figure is worth what its minute was.
+#[derive(Default)]
+struct Control {
+    /// Share of its time that a spinning CPU did not have, in gaps over 20 µs; %.
+    lost: Vec<f64>,
+    /// Gaps over 0.5 ms, per s and CPU.
+    gaps: Vec<f64>,
+    /// One core's XXH64 of 256 KiB that it has at hand; GB/s.
+    xxh64: Vec<f64>,
+    /// zstd, level 1, of a made-up chunk; µs.
+    zstd: Vec<f64>,
+}
+
+impl Control {
+    /// About two seconds on every CPU at once.
+    fn look(&mut self) {
+        let seconds = if is_test() { 0.05 } else { 2.0 };
+        let spinning: Vec<_> =
+            cpu::allowed().into_iter().map(|at| std::thread::spawn(move || gaps(at, seconds))).collect();
+        for thread in spinning {
+            let (lost_ns, long) = thread.join().expect("it spins");
+            self.lost.push(lost_ns as f64 / (seconds * 1e9) * 100.0);
+            self.gaps.push(f64::from(long) / seconds);
+        }
+        let mut chunk = vec![0; FLUSH_BYTES];
+        write(1, Shape::Compressible, &mut chunk);
+        let hash = median_ns(|| u64::from(xxhash_rust::xxh64::xxh64(&chunk, 0) == 0));
+        self.xxh64.push(chunk.len() as f64 / hash);
+        let (mut packer, mut packed) = (zstd::bulk::Compressor::new(1).expect("zstd"), vec![0; FLUSH_BYTES]);
+        let pack = median_ns(|| packer.compress_to_buffer(&chunk, &mut packed).expect("fits") as u64);
+        self.zstd.push(pack / 1e3);
+    }
+
+    fn tell(&self, part: &str) {
+        for (name, unit, samples) in [
+            ("lost", "%", &self.lost),
+            ("gaps", "1/s", &self.gaps),
+            ("xxh64", "GB/s", &self.xxh64),
+            ("zstd_chunk", "us", &self.zstd),
+        ] {
+            figure(&format!("ledger/{part}/control/{name}"), unit, samples);
+        }
+    }
+}
+
+/// Time that a spinning CPU did not have: ns in gaps over 20 µs, and how many were over 0.5 ms.
+fn gaps(at: usize, seconds: f64) -> (i64, u32) {
+    assert!(cpu::pin(at), "CPU {at} is one of ours");
+    let mut last = clock::monotonic_ns();
+    let end = last + (seconds * 1e9) as i64;
+    let (mut lost, mut long) = (0, 0);
+    while last < end {
+        let now = clock::monotonic_ns();
+        if now - last > 20_000 {
+            lost += now - last;
+            long += u32::from(now - last > 500_000);
+        }
+        last = now;
+    }
+    (lost, long)
+}
+
+/// The median of some runs, ns.
+fn median_ns(mut run: impl FnMut() -> u64) -> f64 {
+    let mut times: Vec<f64> = (0..51)
+        .map(|_| {
+            let begin = clock::monotonic_ns();
+            std::hint::black_box(run());
+            (clock::monotonic_ns() - begin) as f64
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 fn words(text: &str) -> Vec<String> {
@@ -166,16 +243,19 @@ fn replay() -> Vec<Cell> {
 
 /// Runs the cells in turn, and reports each figure's samples.
 fn run_all(part: &str, cells: Vec<Cell>, ledgers: Option<u32>, folder: &Path) {
+    let mut control = Control::default();
     let mut samples: Vec<Vec<Vec<f64>>> = cells.iter().map(|cell| vec![Vec::new(); cell.figures.len()]).collect();
     for _ in 0..if is_test() { 1 } else { RUNS } {
         for (cell, samples) in cells.iter().zip(&mut samples) {
             let count = if is_test() { 5 } else { ledgers.unwrap_or(cell.ledgers) };
+            control.look();
             let Some(json) = run(&cell.name, &cell.args, count, folder) else { continue };
             for ((what, _), samples) in cell.figures.iter().zip(samples) {
                 samples.extend(value(&json, what));
             }
         }
     }
+    control.tell(part);
     for (cell, samples) in cells.iter().zip(&samples) {
         for ((what, name), samples) in cell.figures.iter().zip(samples).filter(|(_, samples)| !samples.is_empty()) {
             let unit = if *what == "rate" { "GB/s" } else { "ms" };
@@ -228,7 +308,9 @@ fn stretch(folder: &Path, ledgers: Option<u32>) {
     let tap = words("--mode localtap --pipe-cmd");
     let serve = words(&format!("--emit-window 7500us --synthetic-interval {interval}ms --compress --pipe-cmd"));
     let (mut p50, mut p99) = (Vec::new(), Vec::new());
+    let mut control = Control::default();
     for _ in 0..if is_test() { 1 } else { RUNS } {
+        control.look();
         let mut windows = [&tap, &serve].map(|args| {
             let args = [args.clone(), vec![writer.clone()]].concat();
             let json = run("stretch", &args, count, folder).expect("needs no root");
@@ -238,6 +320,7 @@ fn stretch(folder: &Path, ledgers: Option<u32>) {
         p50.push((*served_p50 / *bare_p50 - 1.0) * 100.0);
         p99.push((*served_p99 / *bare_p99 - 1.0) * 100.0);
     }
+    control.tell("stretch");
     figure("ledger/stretch/p50", "%", &p50);
     figure("ledger/stretch/p99", "%", &p99);
 }
@@ -277,7 +360,6 @@ fn file_of_descriptor_3() -> std::fs::File {
 
 /// A record mark, a header of version 0, and bytes that compress about as metas do.
 fn framed_meta(sequence: u32, bytes: usize) -> Vec<u8> {
-    use sluice::ledger::synthetic::{Shape, write};
     let header: Vec<u32> = [vec![0], vec![7; 27], vec![0, 0], vec![8; 16], vec![sequence]].concat();
     let header: Vec<u8> = header.into_iter().flat_map(u32::to_be_bytes).collect();
     let mut record = sluice::ledger::rpc::mark(bytes).to_vec();

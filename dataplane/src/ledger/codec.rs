@@ -47,31 +47,37 @@ pub enum Choice {
 
 /// Levels that take the place of the configured one as work piles up, each from so many halves of a chunk on that are behind. At
 /// 256 KiB a core of a slow machine packs 1.9 GiB/s at level 1, 2.4 at −1, 2.8 at −3 and 3.3 at −7 (real metas).
-const FASTER: [(u64, i32); 3] = [(3, -7), (2, -3), (1, -1)];
+const FASTER: [(u64, i32); 3] = [(1, -1), (2, -3), (3, -7)];
 /// Full chunks that an encoder did not get to, from which on a chunk goes raw: at −7 they are 0.3 ms of work.
 const RAW_CHUNKS: u64 = 4;
 /// Full chunks at a ledger's end of which none goes raw. On a link of 5 Gbit/s a raw chunk takes 0.44 ms, and what it holds up
 /// is made good at 0.07 ms a packed chunk: here it would be paid for after the last byte.
 const TAIL_CHUNKS: u64 = 16;
 
+/// Of [`FASTER`] the steps that what is behind asks for.
+fn steps_behind(situation: &Situation) -> usize {
+    let Situation { waiting_bytes, ready_bytes, chunk_bytes, .. } = *situation;
+    // Half a chunk is what comes while one is packed on the same core.
+    let behind_bytes = waiting_bytes.saturating_add(ready_bytes.saturating_sub(chunk_bytes / 2));
+    let halves = behind_bytes.saturating_mul(2) / chunk_bytes.max(1);
+    FASTER.iter().take_while(|(from, _)| halves >= *from).count()
+}
+
 /// What becomes of a chunk, at this level or a faster one.
 pub fn choose(policy: Policy, level: i32, situation: &Situation) -> Choice {
-    let Situation { waiting_bytes, carried_bytes, ready_bytes, chunk_bytes, left_bytes, holds_up, slack } = *situation;
+    let Situation { carried_bytes, chunk_bytes, left_bytes, holds_up, slack, .. } = *situation;
     match policy {
         Policy::Never => return Choice::Raw,
         Policy::Auto if slack => return Choice::Raw,
         Policy::Always | Policy::Auto if holds_up => return Choice::Fallback,
         Policy::Always | Policy::Auto => {}
     }
-    // Half a chunk is what comes while one is packed on the same core.
-    let behind_bytes = waiting_bytes.saturating_add(ready_bytes.saturating_sub(chunk_bytes / 2));
-    let halves = behind_bytes.saturating_mul(2) / chunk_bytes.max(1);
     let tail = left_bytes.is_some_and(|left| left < TAIL_CHUNKS * chunk_bytes);
     // What the source has ready is not a reason: sending a raw chunk may cost the core more than packing it.
     if policy == Policy::Auto && carried_bytes >= RAW_CHUNKS * chunk_bytes && !tail {
         return Choice::Raw;
     }
-    let faster = FASTER.iter().find(|(from, _)| halves >= *from).map_or(level, |(_, faster)| *faster);
+    let faster = steps_behind(situation).checked_sub(1).map_or(level, |step| FASTER[step].1);
     Choice::Level(level.min(faster))
 }
 
@@ -89,44 +95,46 @@ pub struct Pace {
     /// Steps of [`FASTER`] that ledgers begin with.
     steps: usize,
     chunks: u32,
-    hastened: u32,
+    /// Chunks that asked for more steps, and for at least as many.
+    faster: u32,
+    pressed: u32,
     calm: u32,
 }
 
 impl Pace {
     /// Begins at the level that was asked for.
     pub fn new(policy: Policy, level: i32) -> Pace {
-        Pace { policy, level, steps: 0, chunks: 0, hastened: 0, calm: 0 }
+        Pace { policy, level, steps: 0, chunks: 0, faster: 0, pressed: 0, calm: 0 }
     }
 
     /// The level that a ledger begins with.
     pub fn level(&self) -> i32 {
-        match self.steps.checked_sub(1) {
-            Some(step) => self.level.min(FASTER[FASTER.len() - 1 - step].1),
-            None => self.level,
-        }
+        self.steps.checked_sub(1).map_or(self.level, |step| self.level.min(FASTER[step].1))
     }
 
     /// What becomes of a chunk.
     pub fn choose(&mut self, situation: &Situation) -> Choice {
-        let level = self.level();
-        let choice = choose(self.policy, level, situation);
         self.chunks += 1;
-        self.hastened += u32::from(!situation.slack && choice != Choice::Level(level));
-        choice
+        if !situation.slack {
+            let steps = steps_behind(situation);
+            self.faster += u32::from(steps > self.steps);
+            self.pressed += u32::from(steps >= self.steps);
+        }
+        choose(self.policy, self.level(), situation)
     }
 
     /// A ledger is over: whether its level kept up decides about the next one's.
     pub fn ledger(&mut self) {
-        if self.hastened > self.chunks / HASTENED_ONE_IN {
-            (self.steps, self.calm) = ((self.steps + 1).min(FASTER.len()), 0);
-        } else {
+        let many = self.chunks / HASTENED_ONE_IN;
+        if self.faster > many {
+            (self.steps, self.calm) = (self.steps + 1, 0);
+        } else if self.pressed <= many {
             self.calm += 1;
         }
         if self.calm >= CALM_LEDGERS {
             (self.steps, self.calm) = (self.steps.saturating_sub(1), 0);
         }
-        (self.chunks, self.hastened) = (0, 0);
+        (self.chunks, self.faster, self.pressed) = (0, 0, 0);
     }
 }
 
@@ -172,22 +180,20 @@ mod tests {
     use super::*;
 
     const CHUNK: u64 = 262_144;
+    const EASY: Situation = Situation {
+        waiting_bytes: 0,
+        carried_bytes: 0,
+        ready_bytes: 0,
+        chunk_bytes: CHUNK,
+        left_bytes: None,
+        holds_up: false,
+        slack: false,
+    };
 
     fn auto(waiting_halves: u64, left_chunks: Option<u64>) -> Choice {
         let left_bytes = left_chunks.map(|chunks| chunks * CHUNK);
         let waiting_bytes = waiting_halves * CHUNK / 2;
-        choose(
-            Policy::Auto,
-            1,
-            &Situation {
-                waiting_bytes,
-                carried_bytes: 0,
-                ready_bytes: 0,
-                chunk_bytes: CHUNK,
-                left_bytes,
-                slack: false,
-            },
-        )
+        choose(Policy::Auto, 1, &Situation { waiting_bytes, carried_bytes: waiting_bytes, left_bytes, ..EASY })
     }
 
     #[test]
@@ -205,14 +211,7 @@ mod tests {
             assert_eq!((auto(halves, Some(40)), auto(halves, Some(15))), (early, late), "{halves} halves");
             assert_eq!(auto(halves, None), early, "a length that is not known has no end in sight");
         }
-        let tail = Situation {
-            waiting_bytes: 40_000,
-            carried_bytes: 0,
-            ready_bytes: 0,
-            chunk_bytes: CHUNK,
-            left_bytes: Some(0),
-            slack: false,
-        };
+        let tail = Situation { waiting_bytes: 40_000, left_bytes: Some(0), ..EASY };
         assert_eq!(
             choose(Policy::Auto, 3, &tail),
             Level(3),
@@ -222,13 +221,7 @@ mod tests {
 
     #[test]
     fn a_configured_level_is_only_made_faster() {
-        let situation = |waiting_bytes| Situation {
-            waiting_bytes,
-            ready_bytes: 0,
-            chunk_bytes: CHUNK,
-            left_bytes: None,
-            slack: false,
-        };
+        let situation = |waiting_bytes| Situation { waiting_bytes, ..EASY };
         assert_eq!(choose(Policy::Auto, -4, &situation(0)), Choice::Level(-4));
         assert_eq!(choose(Policy::Auto, -4, &situation(CHUNK)), Choice::Level(-4), "-3 would be slower");
         assert_eq!(choose(Policy::Auto, -4, &situation(CHUNK * 3 / 2)), Choice::Level(-7));
@@ -237,14 +230,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_comes_first() {
-        let busy = Situation {
-            waiting_bytes: u64::MAX,
-            carried_bytes: 0,
-            ready_bytes: 0,
-            chunk_bytes: CHUNK,
-            left_bytes: None,
-            slack: true,
-        };
+        let busy = Situation { waiting_bytes: u64::MAX, slack: true, ..EASY };
         assert_eq!(choose(Policy::Always, 2, &busy), Choice::Level(-7), "packed, as fast as can be");
         assert_eq!(choose(Policy::Always, 2, &Situation { waiting_bytes: 0, ..busy }), Choice::Level(2));
         assert_eq!(choose(Policy::Never, 2, &Situation { waiting_bytes: 0, slack: false, ..busy }), Choice::Raw);
@@ -285,14 +271,7 @@ mod tests {
     #[test]
     fn what_the_source_has_ready_at_once_counts_as_much_as_what_waits() {
         let ready = |ready_bytes| {
-            let situation = Situation {
-                waiting_bytes: 0,
-                carried_bytes: 0,
-                ready_bytes,
-                chunk_bytes: CHUNK,
-                left_bytes: None,
-                slack: false,
-            };
+            let situation = Situation { ready_bytes, ..EASY };
             choose(Policy::Auto, 1, &situation)
         };
         assert_eq!([ready(0), ready(CHUNK - 1)], [Choice::Level(1); 2], "less than a chunk is as it should be");
@@ -303,15 +282,7 @@ mod tests {
 
     #[test]
     fn whoever_emits_is_never_held_up_by_packing() {
-        let full = Situation {
-            waiting_bytes: 0,
-            carried_bytes: 0,
-            ready_bytes: 4 * CHUNK,
-            chunk_bytes: CHUNK,
-            left_bytes: Some(0),
-            slack: false,
-            holds_up: true,
-        };
+        let full = Situation { ready_bytes: 4 * CHUNK, left_bytes: Some(0), holds_up: true, ..EASY };
         for (policy, choice) in
             [(Policy::Auto, Choice::Fallback), (Policy::Always, Choice::Fallback), (Policy::Never, Choice::Raw)]
         {
@@ -321,15 +292,7 @@ mod tests {
 
     #[test]
     fn a_level_that_does_not_keep_up_is_not_begun_with_again() {
-        let situation = |ready_bytes, slack| Situation {
-            waiting_bytes: 0,
-            carried_bytes: 0,
-            ready_bytes,
-            chunk_bytes: CHUNK,
-            left_bytes: None,
-            slack,
-            holds_up: false,
-        };
+        let situation = |ready_bytes, slack| Situation { ready_bytes, slack, ..EASY };
         let (easy, hard) = (situation(0, false), situation(9 * CHUNK, false));
         let mut pace = Pace::new(Policy::Auto, 1);
         let mut ledger = |late: usize, slack| {
@@ -390,14 +353,7 @@ mod tests {
                 let ready_bytes = ready.max(ready_before);
                 let left_bytes = Some(LEDGER - came);
                 let carried_bytes = waiting_bytes - given;
-                let situation = Situation {
-                    waiting_bytes,
-                    carried_bytes,
-                    ready_bytes,
-                    chunk_bytes: CHUNK,
-                    left_bytes,
-                    slack: false,
-                };
+                let situation = Situation { waiting_bytes, carried_bytes, ready_bytes, left_bytes, ..EASY };
                 match pace.choose(&situation) {
                     Choice::Raw | Choice::Fallback => raw += 1,
                     Choice::Level(level) => {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sluice::config::Idle;
 use sluice::ledger::archive::{ArchiveSettings, Recorder};
-use sluice::ledger::chunker::Cut;
+use sluice::ledger::chunker::{Cut, Layout};
 use sluice::ledger::codec::Policy;
 use sluice::ledger::dump::DumpWriter;
 use sluice::ledger::encode_worker::{EncodeParts, EncodeWorker};
@@ -178,6 +178,13 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    fn layout(&self) -> Layout {
+        let cut = Cut::new(self.chunk_bytes, Some(self.tail_bytes)).expect("a cut");
+        Layout { cut, pool: Pool::new(cut.buffer_bytes(), 64) }
+    }
+}
+
 /// A source that is being played on one core or two; what comes out is on the other end of a channel.
 struct Running {
     launched: Option<Launched>,
@@ -189,8 +196,7 @@ struct Running {
 
 impl Running {
     fn start(source: Box<dyn Source>, setup: &Setup) -> Running {
-        let cut = Cut::new(setup.chunk_bytes, Some(setup.tail_bytes)).expect("a cut");
-        let pool = Pool::new(cut.buffer_bytes(), 64);
+        let Layout { cut, pool } = setup.layout();
         let (main, other) = (Doorbell::new().expect("an eventfd"), Doorbell::new().expect("an eventfd"));
         let items = setup.order_items.unwrap_or(source_worker::order_items(setup.chunk_bytes, setup.tail_bytes));
         let (order_in, order) = link(items, &main);
@@ -310,10 +316,17 @@ fn made_up(sequence: u32, bytes: usize, shape: Shape) -> Vec<u8> {
     ledger
 }
 
-fn synthetic_run(count: u32, bytes: u64, shape: Shape, window_ms: i64, interval_ms: i64) -> Box<dyn Source> {
+fn synthetic_run(
+    setup: &Setup,
+    count: u32,
+    bytes: u64,
+    shape: Shape,
+    window_ms: i64,
+    interval_ms: i64,
+) -> Box<dyn Source> {
     let (window_ns, interval_ns) = (window_ms * 1_000_000, interval_ms * 1_000_000);
     let settings = synthetic_source::SyntheticSettings { start: 5, count, bytes, shape, window_ns, interval_ns };
-    synthetic_source::open(&settings).expect("a source")
+    synthetic_source::open(&settings, setup.layout()).expect("a source")
 }
 
 #[test]
@@ -327,7 +340,7 @@ fn made_up_ledgers_come_out_of_every_kind_of_encoding_as_they_went_in() {
         (Policy::Auto, 3, false, Shape::Noise),
     ] {
         let setup = Setup { policy, encoders, own_core, ..Setup::default() };
-        let running = Running::start(synthetic_run(4, bytes, shape, 5, 0), &setup);
+        let running = Running::start(synthetic_run(&setup, 4, bytes, shape, 5, 0), &setup);
         let (ledgers, outcome, reason) = running.all();
         assert_eq!((outcome, reason), (Outcome::Ended, None), "{policy:?}");
         let sequences: Vec<u32> = ledgers.iter().map(|played| played.begin.sequence).collect();
@@ -358,7 +371,7 @@ fn made_up_ledgers_come_out_of_every_kind_of_encoding_as_they_went_in() {
 #[test]
 fn a_ledger_is_emitted_over_its_window_and_on_the_grid() {
     let setup = Setup { policy: Policy::Never, encoders: 0, ..Setup::default() };
-    let mut running = Running::start(synthetic_run(0, 2 << 20, Shape::Noise, 100, 200), &setup);
+    let mut running = Running::start(synthetic_run(&setup, 0, 2 << 20, Shape::Noise, 100, 200), &setup);
     let begun = Instant::now();
     let ledgers: Vec<Played> = (0..4).map(|_| running.ledger()).collect();
     // Four begin 0, 200, 400 and 600 ms after the first, and each takes 100.
@@ -383,7 +396,7 @@ fn a_ledger_is_emitted_over_its_window_and_on_the_grid() {
 #[test]
 fn a_stop_between_two_ledgers_is_heard_at_once() {
     let setup = Setup { policy: Policy::Never, encoders: 0, ..Setup::default() };
-    let mut running = Running::start(synthetic_run(0, 1000, Shape::Noise, 0, 3_600_000), &setup);
+    let mut running = Running::start(synthetic_run(&setup, 0, 1000, Shape::Noise, 0, 3_600_000), &setup);
     running.ledger();
     let asked = Instant::now();
     running.stop();
@@ -393,17 +406,17 @@ fn a_stop_between_two_ledgers_is_heard_at_once() {
 #[test]
 fn a_window_of_zero_waits_for_nothing() {
     let setup = Setup { policy: Policy::Never, encoders: 0, ..Setup::default() };
-    let running = Running::start(synthetic_run(50, 300_000, Shape::Noise, 0, 0), &setup);
+    let running = Running::start(synthetic_run(&setup, 50, 300_000, Shape::Noise, 0, 0), &setup);
     let (ledgers, outcome, _) = running.all();
     assert_eq!((ledgers.len(), outcome), (50, Outcome::Ended));
 }
 
 #[test]
 fn encoders_that_are_behind_get_no_more() {
-    // 24 MiB at once: the source is ahead of one encoder by far.
+    // 24 MiB at once: the source is ahead of one encoder by far, where they do not take turns.
     let bytes = 24 << 20;
-    let setup = Setup { policy: Policy::Always, chunk_bytes: 64 << 10, ..Setup::default() };
-    let running = Running::start(synthetic_run(1, bytes, Shape::Compressible, 0, 0), &setup);
+    let setup = Setup { policy: Policy::Always, chunk_bytes: 64 << 10, own_core: true, ..Setup::default() };
+    let running = Running::start(synthetic_run(&setup, 1, bytes, Shape::Compressible, 0, 0), &setup);
     let (ledgers, ..) = running.all();
     let played = &ledgers[0];
     assert!(played.bytes == made_up(5, bytes as usize, Shape::Compressible));
@@ -412,7 +425,7 @@ fn encoders_that_are_behind_get_no_more() {
 
     // Whoever may choose sends raw, or packs faster, before a queue is full.
     let setup = Setup { policy: Policy::Auto, ..setup };
-    let running = Running::start(synthetic_run(1, bytes, Shape::Compressible, 0, 0), &setup);
+    let running = Running::start(synthetic_run(&setup, 1, bytes, Shape::Compressible, 0, 0), &setup);
     let (ledgers, ..) = running.all();
     assert!(ledgers[0].bytes == made_up(5, bytes as usize, Shape::Compressible));
     let get = |counter| running.counters.get(counter);
@@ -430,7 +443,7 @@ fn a_source_waits_for_the_order_alone_and_that_is_counted() {
         held: true,
         ..Setup::default()
     };
-    let running = Running::start(synthetic_run(1, 1 << 20, Shape::Noise, 0, 0), &setup);
+    let running = Running::start(synthetic_run(&setup, 1, 1 << 20, Shape::Noise, 0, 0), &setup);
     let end = Instant::now() + PATIENCE;
     while running.counters.get(SourceCounter::Waits) == 0 {
         assert!(Instant::now() < end, "the order is never full");
@@ -781,8 +794,12 @@ fn every_real_meta_comes_through_the_pipe_and_the_file_source_byte_for_byte() {
         let sequences: Vec<u32> = metas.iter().map(|(sequence, _)| *sequence).collect();
         let bodies: Vec<Vec<u8>> = metas.into_iter().map(|(_, meta)| meta).collect();
         let stream = file_of(directory.path(), "stream.xdr", &framed(&bodies));
-        let sources =
-            || [piped(&format!("cat {} >&3", quoted(&stream))), file::open(&played_file(&stream)).expect("opens")];
+        let sources = || {
+            [
+                piped(&format!("cat {} >&3", quoted(&stream))),
+                file::open(&played_file(&stream), renumbered.layout()).expect("opens"),
+            ]
+        };
         for source in sources() {
             let (ledgers, ended, reason) = Running::start(source, &renumbered).all();
             assert_eq!((ledgers.len(), ended), (bodies.len(), Outcome::Ended), "{}: {reason:?}", path.display());
@@ -827,17 +844,19 @@ fn a_dump_and_a_retention_directory_are_played_again_and_again_under_new_numbers
     for path in [&dump, &settings.directory] {
         let cycle = FileSettings { cycle: true, count: 8, ..played_file(path) };
         let setup = Setup { renumber: Some(1), ..Setup::default() };
-        let (seen, ended, reason) = Running::start(file::open(&cycle).expect("opens"), &setup).all();
+        let (seen, ended, reason) = Running::start(file::open(&cycle, setup.layout()).expect("opens"), &setup).all();
         assert_eq!((seen.len(), ended), (8, Outcome::Ended), "{reason:?}");
         for (index, played) in seen.iter().enumerate() {
             assert_eq!(played.begin.sequence, 1 + index as u32);
             assert!(played.bytes == ledgers[index % 3], "{}: ledger {index}", path.display());
         }
         let own = FileSettings { first: Some(42), ..played_file(path) };
-        let (seen, ..) = Running::start(file::open(&own).expect("opens"), &Setup::default()).all();
+        let (seen, ..) =
+            Running::start(file::open(&own, Setup::default().layout()).expect("opens"), &Setup::default()).all();
         assert_eq!(seen.iter().map(|played| played.begin.sequence).collect::<Vec<_>>(), [42, 43]);
         // A cycle that is not renumbered repeats its sequences: the contract is broken, and the run says so.
-        let (seen, ended, _) = Running::start(file::open(&cycle).expect("opens"), &Setup::default()).all();
+        let (seen, ended, _) =
+            Running::start(file::open(&cycle, Setup::default().layout()).expect("opens"), &Setup::default()).all();
         assert_eq!((seen.len(), ended), (3, Outcome::Failed));
     }
 }
