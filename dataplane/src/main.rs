@@ -5,6 +5,14 @@
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// Addresses that are reserved at the start, and no memory: what the allocator maps piece by piece would begin and end inside of huge
+/// pages, and those parts would lie on small ones.
+const RESERVED_BYTES: usize = 512 << 20;
+
 fn main() -> std::process::ExitCode {
+    let mut reserved = Vec::<u8>::new();
+    // Where so much is not allowed, memory comes in pieces after all.
+    let _ = reserved.try_reserve_exact(RESERVED_BYTES);
+    drop(std::hint::black_box(reserved));
     sluice::cli::main()
 }
