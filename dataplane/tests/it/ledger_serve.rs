@@ -575,7 +575,11 @@ fn the_source_is_told_who_follows() {
     server.ledger(1, &ledger_bytes(1, 10_000));
     raw.until(is_end(1));
     assert_eq!(server.load.live_subscribers(), 1);
-    assert_eq!(server.load.slowest_bytes_per_second(), None, "what every buffer takes at once says nothing of the link");
+    assert_eq!(
+        server.load.slowest_bytes_per_second(),
+        None,
+        "what every buffer takes at once says nothing of the link"
+    );
     // More than the buffers hold, while nobody reads: then the other side's pace is what counts.
     let known = (2..20).any(|sequence| {
         server.ledger(sequence, &ledger_bytes(sequence, 24 << 20));
