@@ -261,7 +261,8 @@ fn gotten(place: &Place, key: &str) -> Result<Vec<u8>, ImportError> {
 /// How many keys are told to be fetched ahead of the one at hand.
 const AHEAD: usize = 16;
 
-/// Batches from the one that holds `next` on, until one is not there; whether the first one was.
+/// Batches from the one that holds `next` on, to the end of what is there; whether the first one was. One that is not there and has
+/// another behind it is a hole.
 fn from_known_keys<T: FnMut(u32, u64)>(
     intake: &mut Intake<'_, T>,
     place: &Place,
@@ -269,28 +270,47 @@ fn from_known_keys<T: FnMut(u32, u64)>(
     next: u32,
 ) -> Result<bool, ImportError> {
     let after = |batch: Batch| batch.last.checked_add(1).filter(|&next| next <= SEQUENCE_MAX);
-    let older = {
-        let key = layout.key(layout.batch(next));
-        match place.get(&key)? {
-            Some(_) => false,
-            None if place.get(&galexie::older_key(&key))?.is_some() => true,
-            None => return Ok(false),
-        }
-    };
-    let key = |batch: Batch| {
-        let key = layout.key(batch);
-        if older { galexie::older_key(&key) } else { key }
-    };
     let end = intake.settings.end.unwrap_or(SEQUENCE_MAX);
-    let batches = |from: Batch| std::iter::successors(Some(from), move |&batch| Some(layout.batch(after(batch)?)));
-    for batch in batches(layout.batch(next)) {
+    let batches = |from: Batch| {
+        let all = std::iter::successors(Some(from), move |&batch| Some(layout.batch(after(batch)?)));
+        all.take_while(move |batch| batch.first <= end)
+    };
+    // Lakes that were written over years change from one suffix to the other; what the last one had is tried first.
+    let keys = |batch: Batch, older: bool| {
+        let key = layout.key(batch);
+        let mut keys = [key.clone(), galexie::older_key(&key)];
+        keys.rotate_left(usize::from(older));
+        keys
+    };
+    let get = |batch: Batch, older: &mut bool| -> Result<Option<(String, Vec<u8>)>, ImportError> {
+        for (at, key) in keys(batch, *older).into_iter().enumerate() {
+            if let Some(object) = place.get(&key)? {
+                *older ^= at == 1;
+                return Ok(Some((key, object)));
+            }
+        }
+        Ok(None)
+    };
+    let mut older = false;
+    let first = layout.batch(next);
+    for batch in batches(first) {
         if intake.is_complete() {
             break;
         }
-        let ahead = batches(batch).take(AHEAD).take_while(|batch| batch.first <= end);
-        place.fetch_ahead(&ahead.map(key).collect::<Vec<_>>());
-        let Some(object) = place.get(&key(batch))? else { break };
-        take_batch(intake, &place.name(&key(batch)), batch, &object)?;
+        let ahead = batches(batch).take(AHEAD).map(|batch| keys(batch, older)[0].clone());
+        place.fetch_ahead(&ahead.collect::<Vec<_>>());
+        let Some((key, object)) = get(batch, &mut older)? else {
+            if batch == first {
+                return Ok(false);
+            }
+            for later in batches(batch).skip(1).take(AHEAD) {
+                if let Some((key, _)) = get(later, &mut older)? {
+                    return Err(ImportError::Gap { name: place.name(&key), next: batch.first, found: later.first });
+                }
+            }
+            break;
+        };
+        take_batch(intake, &place.name(&key), batch, &object)?;
     }
     Ok(true)
 }

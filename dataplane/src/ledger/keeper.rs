@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use super::hub::{Hub, Kept, Replay, Stored};
 use super::retention::{self, Bounds, Facts, FrameCheck, Record, Run, SEGMENT_HEADER_BYTES, Segment, SegmentHeader};
+use crate::units::NANOS_PER_SECOND;
 
 /// Most segments that a full retention by count is spread over: what retention keeps too long is at most one of them.
 const SEGMENTS_WANTED: u32 = 16;
@@ -193,7 +194,39 @@ pub struct Keeper {
     durable: Option<u32>,
     sync_failed: bool,
     draining: bool,
+    clock: WallClock,
     counters: KeeperCounters,
+}
+
+/// How far the wall clock may gain on the monotonic one between two looks and still be taken for the same clock.
+const CLOCK_STEP_NS: i64 = 60 * NANOS_PER_SECOND;
+
+/// The wall clock as ages are told by it: a step forward makes nothing older.
+#[derive(Clone, Copy, Default, Debug)]
+struct WallClock {
+    /// Wall clock less monotonic clock at the last look.
+    offset_ns: Option<i64>,
+    /// All that it was set forward by, and the stamps, ns, below which one is from before.
+    stepped_ns: i64,
+    before_ns: i64,
+}
+
+impl WallClock {
+    fn look(&mut self, now: i64, utc_ns: i64) {
+        let offset = utc_ns.saturating_sub(now);
+        let gained = self.offset_ns.replace(offset).map_or(0, |before| offset.saturating_sub(before));
+        if gained > CLOCK_STEP_NS {
+            self.stepped_ns = self.stepped_ns.saturating_add(gained);
+            self.before_ns = utc_ns - gained / 2;
+            let seconds = gained / NANOS_PER_SECOND;
+            tracing::warn!(seconds, "the wall clock was set forward: kept ledgers are not taken to be older for it");
+        }
+    }
+
+    fn age_ns(&self, completed_ns: i64, utc_ns: i64) -> i64 {
+        let stepped_ns = if completed_ns < self.before_ns { self.stepped_ns } else { 0 };
+        utc_ns.saturating_sub(completed_ns).saturating_sub(stepped_ns)
+    }
 }
 
 /// What opening found.
@@ -237,6 +270,7 @@ impl Keeper {
             durable: None,
             sync_failed: false,
             draining: false,
+            clock: WallClock::default(),
             counters: KeeperCounters::default(),
             records: serveable.into(),
         };
@@ -399,7 +433,7 @@ impl Keeper {
         if let Err(fault) = result {
             self.on_fault(&done, fault, now);
             // A disk that takes nothing is freed of what has left all the same.
-            self.enforce(hub, utc_ns);
+            self.enforce(hub, now, utc_ns);
             if fault == Fault::NoSpace && !matches!(done, InFlight::Delete) {
                 self.make_room(hub);
             }
@@ -422,7 +456,7 @@ impl Keeper {
             InFlight::Seal => self.close(),
             InFlight::Delete => self.counters.deleted += 1,
         }
-        self.enforce(hub, utc_ns);
+        self.enforce(hub, now, utc_ns);
     }
 
     fn on_written(&mut self, record: Record, hub: &mut Hub, now: i64) {
@@ -532,7 +566,8 @@ impl Keeper {
     }
 
     /// What is over the bounds leaves retention; segments of which nothing is left are deleted.
-    fn enforce(&mut self, hub: &mut Hub, utc_ns: i64) {
+    fn enforce(&mut self, hub: &mut Hub, now: i64, utc_ns: i64) {
+        self.clock.look(now, utc_ns);
         let bounds = self.settings.bounds;
         let waiting = self.queue.len();
         while let Some(oldest) = self.records.front().copied()
@@ -540,7 +575,7 @@ impl Keeper {
         {
             let over = self.records.len() + waiting > bounds.ledgers_max as usize
                 || bounds.bytes_max.is_some_and(|most| self.record_bytes > most)
-                || bounds.age_ns_max.is_some_and(|most| utc_ns.saturating_sub(oldest.completed_ns) > most);
+                || bounds.age_ns_max.is_some_and(|most| self.clock.age_ns(oldest.completed_ns, utc_ns) > most);
             // What the hub dropped by itself has left as well.
             if !over && oldest.stored.sequence >= hub.bounds().0 {
                 break;
@@ -579,13 +614,14 @@ mod tests {
         hub: Hub,
         keeper: Keeper,
         now: i64,
+        utc_ns: i64,
     }
 
     impl Kit {
         fn new(settings: KeeperSettings) -> Kit {
             let (keeper, opened) = Keeper::open(Vec::new(), run(1), settings, 0);
             assert_eq!(opened, Opened::default());
-            Kit { hub: Hub::default(), keeper, now: 0 }
+            Kit { hub: Hub::default(), keeper, now: 0, utc_ns: 0 }
         }
 
         fn ledger(&mut self, sequence: u32) {
@@ -593,13 +629,13 @@ mod tests {
             self.hub.chunk(RawChunk::new(vec![1; HEADROOM + 100], 100, sequence, 0).into_message());
             let end = End { sequence, chunks: 1, bytes: 100, emit_end_ns: 0, xxh64: 0 };
             let frames = self.hub.end(&end);
-            self.keeper.offer(Facts { sequence, raw_bytes: 100, xxh64: 0, completed_ns: 0 }, frames);
+            self.keeper.offer(Facts { sequence, raw_bytes: 100, xxh64: 0, completed_ns: self.utc_ns }, frames);
         }
 
         fn step(&mut self, result: Result<(), Fault>) -> Option<String> {
             let op = self.keeper.poll(&self.hub, self.now)?;
             assert!(self.keeper.poll(&self.hub, self.now).is_none(), "one at a time");
-            self.keeper.on_done(result, &mut self.hub, self.now, 0);
+            self.keeper.on_done(result, &mut self.hub, self.now, self.utc_ns);
             Some(match op {
                 Op::Create { segment, .. } => format!("create {segment}"),
                 Op::Write { segment, offset, .. } => format!("write {segment} at {offset}"),
@@ -612,6 +648,43 @@ mod tests {
         fn all(&mut self) -> Vec<String> {
             std::iter::from_fn(|| self.step(Ok(()))).collect()
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_forward_makes_nothing_older() {
+        const DAY_NS: i64 = 86_400 * NANOS_PER_SECOND;
+        let mut clock = WallClock::default();
+        clock.look(0, DAY_NS);
+        clock.look(10 * NANOS_PER_SECOND, DAY_NS + 69 * NANOS_PER_SECOND);
+        assert_eq!(clock.age_ns(DAY_NS, DAY_NS + 69 * NANOS_PER_SECOND), 69 * NANOS_PER_SECOND, "a minute is none");
+        let utc_ns = 3 * DAY_NS;
+        clock.look(20 * NANOS_PER_SECOND, utc_ns);
+        assert_eq!(clock.age_ns(DAY_NS, utc_ns), 79 * NANOS_PER_SECOND);
+        assert_eq!(clock.age_ns(utc_ns, utc_ns + 5), 5, "what came after it has the new clock's stamp");
+        clock.look(30 * NANOS_PER_SECOND, DAY_NS);
+        assert!(clock.age_ns(DAY_NS, DAY_NS) <= 0, "set back: younger at most");
+    }
+
+    #[test]
+    fn ages_end_what_is_kept_and_a_step_of_the_clock_does_not() {
+        const HOUR_NS: i64 = 3_600 * NANOS_PER_SECOND;
+        let bounds = Bounds { age_ns_max: Some(HOUR_NS), ..SETTINGS.bounds };
+        let mut kit = Kit::new(KeeperSettings { bounds, ..SETTINGS });
+        let mut at = |kit: &mut Kit, sequence: u32, now: i64, utc_ns: i64| {
+            (kit.now, kit.utc_ns) = (now, utc_ns);
+            kit.ledger(sequence);
+            kit.all();
+            kit.hub.bounds()
+        };
+        assert_eq!(at(&mut kit, 1, 0, 1_000 * HOUR_NS), (1, 1));
+        assert_eq!(at(&mut kit, 2, HOUR_NS / 2, 1_000 * HOUR_NS + HOUR_NS / 2), (1, 2));
+        assert_eq!(at(&mut kit, 3, HOUR_NS / 2 + 1, 2_000 * HOUR_NS), (1, 3), "a step");
+        let later = HOUR_NS + 2;
+        assert_eq!(
+            at(&mut kit, 4, later, 2_000 * HOUR_NS + later - HOUR_NS / 2),
+            (2, 4),
+            "an hour of this clock later"
+        );
     }
 
     #[test]

@@ -426,3 +426,38 @@ fn listen(listen: Listen) -> SocketAddr {
     let usable = candidates.iter().find(|address| address.is_ipv4() || ipv6);
     *usable.unwrap_or(&candidates[0])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::archive::{IMPORTED, Recorder};
+
+    #[test]
+    fn a_node_goes_on_after_what_is_kept() {
+        let home = tempfile::tempdir().expect("a directory");
+        let asked = |start_ledger, reset| LedgerServe {
+            source: LedgerSource::Captive,
+            start_ledger,
+            reset,
+            data_dir: home.path().into(),
+            ..LedgerServe::default()
+        };
+        let starts = |serve: LedgerServe| going_on(&serve).start_ledger;
+        assert_eq!(starts(asked(5, false)), 5, "nothing is kept");
+        let settings = ArchiveSettings {
+            directory: asked(5, false).segments_dir(),
+            keeper: KeeperSettings::default(),
+            source: IMPORTED.into(),
+            network: [7; 8],
+            start: 5,
+            reset: false,
+        };
+        let Ok((mut recorder, _)) = Recorder::open(&settings) else { return };
+        (5..=9).for_each(|sequence| recorder.put(sequence, b"ledger").expect("put"));
+        recorder.finish().expect("finished");
+        assert_eq!([starts(asked(5, false)), starts(asked(9, false))], [10, 10]);
+        assert_eq!(starts(asked(5, true)), 5, "what is kept is to go");
+        assert_eq!([starts(asked(10, false)), starts(asked(12, false))], [10, 12], "later than what is kept");
+        assert_eq!(starts(LedgerServe { source: LedgerSource::Synthetic, ..asked(5, false) }), 5, "no node");
+    }
+}

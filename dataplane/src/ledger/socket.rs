@@ -63,8 +63,11 @@ impl Socket {
     pub(super) fn dial(url: &Url, tls: Option<&ClientTls>, deadline_ns: i64) -> Result<Socket, SocketError> {
         let tls = tls.map(|tls| tls.session(&url.host)).transpose()?;
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
-        for address in (url.host.as_str(), url.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, time_left(deadline_ns)?) {
+        let addresses: Vec<_> = (url.host.as_str(), url.port).to_socket_addrs()?.collect();
+        for (at, address) in addresses.iter().enumerate() {
+            // One that does not answer at all leaves the others their share.
+            let share = time_left(deadline_ns)? / (addresses.len() - at) as u32;
+            match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
                 Ok(stream) => {
                     tcp::tune(stream.as_fd(), DEAD_AFTER)?;
                     stream.set_nonblocking(true)?;

@@ -151,6 +151,20 @@ fn batches_of_several_ledgers_are_taken_apart_where_they_were_joined() {
     }
     let said = import(0, &lake, &again, &[]);
     assert!(said.contains("nothing new"), "{said}");
+    // By known keys as well: an object of the older suffix, and one that is missing.
+    let mixed = home.path().join("mixed");
+    import(0, &lake, &mixed, &["--end", "10055"]);
+    let middle = lake.join("FFFFD8E5--10010-10079/FFFFD8B4--10059-10065.xdr.zst");
+    fs::rename(&middle, middle.with_extension("zstd")).expect("renamed");
+    let said = import(0, &lake, &mixed, &[]);
+    assert!(said.contains("ledgers 10056 to 10072 imported"), "{said}");
+    let holed = home.path().join("holed");
+    import(0, &lake, &holed, &["--end", "10055"]);
+    fs::rename(middle.with_extension("zstd"), lake.join("aside")).expect("renamed");
+    let said = import(1, &lake, &holed, &[]);
+    assert!(said.contains("ledger 10059 is missing: 10066 comes next"), "{said}");
+    assert_eq!(kept(&holed).1, (10_052, 10_058), "what came before the hole is kept");
+    fs::rename(lake.join("aside"), &middle).expect("renamed");
     // Another layout, and another network, at the same place.
     let said = export(2, &kept_in, &lake, &["--galexie", "--network-passphrase", PASSPHRASE]);
     assert!(said.contains("7 ledgers a file"), "{said}");

@@ -16,7 +16,8 @@ use crate::ledger::source::network_of;
 /// Arguments of `sluice ledger import`.
 ///
 /// Ledgers are taken in order, each one judged: a LedgerCloseMeta of its sequence, with the hash that it states, that follows the
-/// one before it. An import that is run again goes on where it ended. Any server of the same network can go on with the directory.
+/// one before it. An import that is run again goes on where it ended. A server whose source names the same network and begins with
+/// the ledger after the last one goes on with the directory; a node (captive) finds that ledger by itself.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Where from: a directory of ledger-<sequence>.xdr files; the ledgers of a Galexie data lake, as a directory or s3://, gs://,
