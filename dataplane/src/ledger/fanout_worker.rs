@@ -57,6 +57,9 @@ pub struct FanoutParts {
     pub settings: FanoutSettings,
     /// The run as it is announced, where nothing is kept on disk.
     pub run: String,
+    /// The run is the upstream's, which has not answered yet: nobody is told one before it does, because whoever resumes would take ours
+    /// for another history.
+    pub awaits_run: bool,
     /// Where ledgers are kept, and what is there; `None`: they are kept in memory, as far as the backlog goes.
     pub archive: Option<(Archive, Vec<Stored>)>,
     /// Whether a token is good; `None`: none is needed.
@@ -162,6 +165,9 @@ impl FanoutWorker {
     }
 
     fn take(&mut self, item: Item) {
+        if matches!(item, Item::Begin(_) | Item::Run(_)) && std::mem::take(&mut self.parts.awaits_run) {
+            self.audience.iter_mut().for_each(|audience| audience.shut(None));
+        }
         match item {
             Item::Begin(begin) => self.begin(&begin),
             Item::Message(message) => self.chunk(message),
@@ -395,6 +401,9 @@ impl Worker for FanoutWorker {
         #[cfg(not(feature = "ledger-tls"))]
         let tls = None;
         self.audience = Some(Audience::new(settings, tokens, tls, listener, u64::from_ne_bytes(seed)));
+        if let Some(audience) = self.audience.as_mut().filter(|_| self.parts.awaits_run) {
+            audience.shut(Some("the upstream has not answered yet, and nothing is kept: ask again later"));
+        }
         let _ = self.parts.books.address.set(address);
         self.tell_run();
         self.turn(turn);

@@ -670,7 +670,7 @@ mod tests {
         const HOUR_NS: i64 = 3_600 * NANOS_PER_SECOND;
         let bounds = Bounds { age_ns_max: Some(HOUR_NS), ..SETTINGS.bounds };
         let mut kit = Kit::new(KeeperSettings { bounds, ..SETTINGS });
-        let mut at = |kit: &mut Kit, sequence: u32, now: i64, utc_ns: i64| {
+        let at = |kit: &mut Kit, sequence: u32, now: i64, utc_ns: i64| {
             (kit.now, kit.utc_ns) = (now, utc_ns);
             kit.ledger(sequence);
             kit.all();
@@ -839,7 +839,7 @@ mod tests {
         let bounds = Bounds { ledgers_max: 3, ..SETTINGS.bounds };
         for (bounds, oldest, left_out) in [(SETTINGS.bounds, 9, 4), (bounds, 12, 4)] {
             let (keeper, opened) = Keeper::open(segments(), run(1), KeeperSettings { bounds, ..SETTINGS }, 0);
-            let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0 };
+            let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0, utc_ns: 0 };
             assert_eq!((kit.hub.bounds(), opened.left_out), ((oldest, 14), left_out));
             assert_eq!(kit.all(), ["delete 3", "sync 5", "seal 5"], "what a crash left is sealed first");
             kit.ledger(15);
@@ -847,7 +847,7 @@ mod tests {
         }
         let bounds = Bounds { ledgers_max: 2, ..SETTINGS.bounds };
         let (keeper, opened) = Keeper::open(segments(), run(1), KeeperSettings { bounds, ..SETTINGS }, 0);
-        let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0 };
+        let mut kit = Kit { hub: Hub::new(&opened.stored), keeper, now: 0, utc_ns: 0 };
         assert_eq!(kit.all()[..2], ["delete 3", "delete 4"]);
     }
 
@@ -857,7 +857,7 @@ mod tests {
             || vec![found(3, 1, 2, false), found(4, 3, 4, true), found(5, 5, 6, false), found(6, 7, 8, false)];
         let open = || {
             let (keeper, opened) = Keeper::open(segments(), run(1), SETTINGS, 0);
-            Kit { hub: Hub::new(&opened.stored), keeper, now: 0 }
+            Kit { hub: Hub::new(&opened.stored), keeper, now: 0, utc_ns: 0 }
         };
         let mut kit = open();
         kit.ledger(9);

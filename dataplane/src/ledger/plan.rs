@@ -125,6 +125,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
         encoders: ways.packed_ends,
         settings: fanout_settings(serve),
         run,
+        awaits_run: serve.source == LedgerSource::Follow && latest.is_none(),
         archive: Some((archive, opened.stored)),
         tokens: tokens(&reload),
         #[cfg(feature = "ledger-tls")]

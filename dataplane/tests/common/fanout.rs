@@ -49,6 +49,7 @@ pub fn settings() -> FanoutSettings {
 pub struct Extra {
     pub archive: Option<(Archive, Vec<Stored>)>,
     pub tokens: Option<TokenCheck>,
+    pub awaits_run: bool,
     #[cfg(feature = "ledger-tls")]
     pub tls: Option<sluice::ledger::tls::TlsServer>,
 }
@@ -102,6 +103,7 @@ impl Fanout {
             encoders: vec![encoder_end],
             settings,
             run: RUN.into(),
+            awaits_run: extra.awaits_run,
             archive: extra.archive,
             tokens: extra.tokens,
             #[cfg(feature = "ledger-tls")]

@@ -15,6 +15,7 @@ use sluice::sys::clock;
 use sluice::wire::ledger::Begin;
 
 use crate::common::fanout::{Extra, Fanout, Got, RUN, Raw, ledger_bytes, request, settings};
+use crate::common::relays::wait;
 
 const MILLI: i64 = 1_000_000;
 
@@ -496,6 +497,20 @@ fn a_token_is_asked_for_before_anything_else() {
     let mut raw = Raw::subscribe(server.address, "start=1&token=open%20sesame");
     assert_eq!(raw.next(), Got::Begin(1, false));
     server.until_is(FanoutCounter::RefusedToken, 3);
+}
+
+#[test]
+fn a_run_that_is_not_known_yet_is_announced_to_nobody() {
+    let extra = Extra { awaits_run: true, ..Extra::default() };
+    let Some(mut server) = Fanout::start_with(settings(), extra) else { return };
+    let answer = ask(&server, &request("/stream"));
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("upstream has not answered"), "{answer}");
+    assert!(ask(&server, b"GET /healthz HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+    let upstream = "01234567-89ab-cdef-0123-456789abcdef; net=0707070707070707";
+    server.push(Item::Run(upstream.into()));
+    wait("the upstream's run", || server.view.run() == upstream);
+    let raw = Raw::subscribe(server.address, "");
+    assert!(raw.head.contains(upstream), "{}", raw.head);
 }
 
 #[test]

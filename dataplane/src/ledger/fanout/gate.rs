@@ -74,6 +74,8 @@ pub(super) struct Gate {
     addresses: HashMap<IpAddr, Count>,
     /// Flows of each subscription that has asked for them.
     groups: HashMap<u64, u32>,
+    /// Why nobody is sent a stream yet.
+    pub(super) shut: Option<&'static str>,
     pub(super) refused: Refused,
 }
 
@@ -85,6 +87,7 @@ impl Gate {
             subscribers: 0,
             addresses: HashMap::new(),
             groups: HashMap::new(),
+            shut: None,
             refused: Refused::default(),
         }
     }
@@ -139,6 +142,9 @@ impl Gate {
     }
 
     fn enter(&mut self, address: IpAddr, share: Share, id: Option<u64>, flows: bool) -> Result<Entered, Refusal> {
+        if let Some(why) = self.shut {
+            return Err(Refusal::new(503, why.to_string()));
+        }
         let one = self.addresses.get_mut(&host(address)).expect("a connection is counted at its address");
         if self.all.streams >= self.limits.subscribers_max {
             self.refused.subscribers += 1;

@@ -702,6 +702,11 @@ impl Audience {
         [look, self.handshakes.deadline()].into_iter().flatten().min()
     }
 
+    /// Why nobody is sent a stream; `None`: whoever comes is.
+    pub(super) fn shut(&mut self, why: Option<&'static str>) {
+        self.gate.shut = why;
+    }
+
     /// Subscribers that follow live, and the rate of the slowest; `None` where one of them was never given enough to tell.
     pub(super) fn live(&mut self, hub: &Hub) -> (usize, Option<u64>) {
         let (mut live, mut slowest) = (0, Some(u64::MAX));
