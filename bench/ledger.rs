@@ -2,8 +2,8 @@
 //!
 //! Parts: `targets` (the shape that the figures are promised for: 14.5 MiB every 600 ms over 7.5 ms), `windows` (every window on every
 //! link, and store and forward), `crowd` (64 subscribers), `replay`, `stretch` (whether a server makes the source slower). Each is run
-//! three times, the cells of a part in turn, so that no cell has the machine's good minutes for itself. `--ledgers N` makes runs
-//! shorter or longer; without a part all are run, with few ledgers. Links need root; without it their cells are said and left out.
+//! three times, the cells of a part in turn, so that no cell has the machine's good minutes for itself. `--ledgers N` (or `SLUICE_BENCH_LEDGERS`, for
+//! `cargo xtask bench figures`) makes runs shorter or longer; without a part all are run, with few ledgers. Links need root; without it their cells are said and left out.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,9 @@ fn main() {
     if args.first().is_some_and(|arg| arg == "write") {
         return write_metas(&args[1..]);
     }
-    let ledgers = args.iter().position(|arg| arg == "--ledgers").and_then(|at| args.get(at + 1)?.parse().ok());
+    let ledgers = args.iter().position(|arg| arg == "--ledgers").and_then(|at| args.get(at + 1).cloned());
+    let ledgers = ledgers.or_else(|| std::env::var("SLUICE_BENCH_LEDGERS").ok());
+    let ledgers = ledgers.map(|ledgers| ledgers.parse().expect("a number of ledgers"));
     let words: Vec<&str> = args.iter().map(String::as_str).filter(|arg| arg.parse::<u32>().is_err()).collect();
     let words: Vec<&str> = words.into_iter().filter(|word| !word.starts_with("--")).collect();
     let wanted: Vec<&str> = PARTS.into_iter().filter(|part| words.is_empty() || words.contains(part)).collect();
@@ -189,10 +191,6 @@ fn targets(folder: &Path) -> Vec<Cell> {
         Some(directory) => {
             let directory = directory.display();
             cells.push(live("5gbit/real/open", &format!("--link 5gbit --compress --file-dir {directory}")));
-            cells.push(live(
-                "5gbit/real/never",
-                &format!("--link 5gbit --compress --spin never --file-dir {directory}"),
-            ));
         }
         None => eprintln!("ledger: real metas: not measured: set SLUICE_DATA"),
     }
