@@ -6,7 +6,7 @@
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Addresses that are reserved at the start, and no memory: what the allocator maps piece by piece would begin and end inside of huge
-/// pages, and those parts would lie on small ones.
+/// pages, and those parts would lie on small ones. Twice what the pools of one server hold (256 MiB).
 const RESERVED_BYTES: usize = 512 << 20;
 
 fn main() -> std::process::ExitCode {

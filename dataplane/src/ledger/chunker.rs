@@ -105,7 +105,10 @@ impl Laying<'_> {
             if self.room.is_empty() {
                 let bytes = self.layout.cut.next_bytes(Some(self.left as u64)).min(self.left);
                 self.room = HEADROOM..HEADROOM + bytes;
-                self.chunks.push_back(self.layout.pool.take());
+                // A piece of the tail in a buffer of a whole chunk: of the largest in the smallest there were 2,048, each of 8 MiB.
+                let is_whole = bytes == self.layout.cut.chunk_bytes;
+                let piece = || Buffer::from(vec![0; HEADROOM + bytes]);
+                self.chunks.push_back(if is_whole { self.layout.pool.take() } else { piece() });
             }
             let (now, later) = part.split_at(part.len().min(self.room.len()));
             let chunk = self.chunks.back_mut().expect("one with room");
@@ -224,7 +227,9 @@ impl Chunker {
         if self.buffer.is_empty() {
             self.buffer = self.pool.take();
         }
-        &mut self.buffer[HEADROOM + self.filled..HEADROOM + target]
+        // The last piece of a ledger may lie in a buffer of its own length.
+        let end = (HEADROOM + target).min(self.buffer.len());
+        &mut self.buffer[HEADROOM + self.filled..end]
     }
 
     /// Whether the next chunk may come in a buffer of its own: none is begun.
@@ -233,9 +238,9 @@ impl Chunker {
     }
 
     /// The next chunk's bytes are in `buffer` already, as [`Layout`] puts them: [`Chunker::filled`] tells how many of them count so
-    /// far. Asserts that no chunk is begun and that it is of the pool's size.
+    /// far. Asserts that no chunk is begun, and that there is something in it.
     pub fn adopt(&mut self, buffer: Buffer) {
-        assert!(self.takes_buffer() && buffer.len() == self.cut.buffer_bytes(), "a whole chunk where one begins");
+        assert!(self.takes_buffer() && buffer.len() > HEADROOM, "a chunk where one begins");
         (self.buffer, self.adopted) = (buffer, true);
     }
 
@@ -423,6 +428,17 @@ mod tests {
             let joined: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.payload().to_vec()).collect();
             assert_eq!((lengths, joined, end), read, "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn a_fine_tail_of_a_large_chunk_takes_no_more_memory_than_it_has_bytes() {
+        let cut = Cut::new(CHUNK_BYTES_MAX, Some(CHUNK_BYTES_MIN)).expect("a cut");
+        let laid = Layout { cut, pool: Pool::new(cut.buffer_bytes(), 1) }.lay_out(&vec![1; CHUNK_BYTES_MAX + 100]);
+        assert_eq!(laid.len(), 2, "one whole, and its rest");
+        let laid = Layout { cut, pool: Pool::new(cut.buffer_bytes(), 1) }.lay_out(&vec![1; CHUNK_BYTES_MAX]);
+        assert_eq!(laid.len(), CHUNK_BYTES_MAX / CHUNK_BYTES_MIN);
+        let bytes: usize = laid.iter().map(|buffer| buffer.len()).sum();
+        assert_eq!(bytes, CHUNK_BYTES_MAX + laid.len() * HEADROOM);
     }
 
     #[test]

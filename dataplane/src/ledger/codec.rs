@@ -9,7 +9,7 @@ pub enum Policy {
     /// Packed, unless encoding is behind or the links have slack.
     #[default]
     Auto,
-    /// Every chunk goes to an encoder, at a faster level while encoding is behind.
+    /// Every chunk goes to an encoder, at a faster level while encoding is behind; raw only where whoever emits would be held up.
     Always,
     /// Every chunk goes as it is.
     Never,
@@ -82,9 +82,9 @@ pub fn choose(policy: Policy, level: i32, situation: &Situation) -> Choice {
 }
 
 /// Of a ledger's chunks the share, one in so many, above which the next ledger begins a step faster: the level asked for does not keep
-/// up with this source on this machine.
+/// up with this source on this machine. A hiccup of the host of 1 ms is behind 8 of 58 chunks, and no reason.
 const HASTENED_ONE_IN: u32 = 4;
-/// Ledgers in which that did not happen, before a slower level is tried again.
+/// Ledgers in which that did not happen, before a slower level is tried again: 20 s of the network's, so that a level too slow is tried in 3 % of ledgers.
 const CALM_LEDGERS: u32 = 32;
 
 /// The level that keeps up with the source, found in the ledgers before: one that begins too slow is behind before it notices.
@@ -95,8 +95,9 @@ pub struct Pace {
     /// Steps of [`FASTER`] that ledgers begin with.
     steps: usize,
     chunks: u32,
-    /// Chunks that asked for more steps, and for at least as many.
+    /// Chunks that asked for more steps than these.
     faster: u32,
+    /// Chunks that asked for at least as many.
     pressed: u32,
     calm: u32,
 }
@@ -114,8 +115,9 @@ impl Pace {
 
     /// What becomes of a chunk.
     pub fn choose(&mut self, situation: &Situation) -> Choice {
-        self.chunks += 1;
-        if !situation.slack {
+        // What goes raw because the links are wide tells nothing of encoding.
+        if self.policy != Policy::Auto || !situation.slack {
+            self.chunks += 1;
             let steps = steps_behind(situation);
             self.faster += u32::from(steps > self.steps);
             self.pressed += u32::from(steps >= self.steps);
@@ -125,6 +127,9 @@ impl Pace {
 
     /// A ledger is over: whether its level kept up decides about the next one's.
     pub fn ledger(&mut self) {
+        if self.chunks == 0 {
+            return;
+        }
         let many = self.chunks / HASTENED_ONE_IN;
         if self.faster > many {
             (self.steps, self.calm) = (self.steps + 1, 0);
@@ -306,7 +311,7 @@ mod tests {
         assert_eq!(ledger(10, false), 1, "a quarter is not too much");
         assert_eq!([ledger(11, false), ledger(40, false), ledger(40, false), ledger(40, false)], [-1, -3, -7, -7]);
         assert_eq!(ledger(40, true), -7, "what goes raw because the links are wide tells nothing");
-        assert!((2..CALM_LEDGERS).all(|_| ledger(0, false) == -7));
+        assert!((1..CALM_LEDGERS).all(|_| ledger(0, false) == -7));
         assert_eq!([ledger(0, false), ledger(0, false)], [-3, -3], "a slower one is tried now and then");
         let mut fast = Pace::new(Policy::Always, -5);
         (0..40).for_each(|_| assert!(matches!(fast.choose(&hard), Choice::Level(-7))));
@@ -395,12 +400,12 @@ mod tests {
             (tail, raw)
         };
         let (tail, raw) = shown(real, false);
-        assert!(tail <= 450 && raw <= 8, "one core: {tail} µs, {raw} raw");
+        assert!(tail <= 200 && raw == 0, "one core: {tail} µs, {raw} raw");
         let (tail, raw) = shown(real, true);
-        assert!(tail <= 250 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
+        assert!(tail <= 120 && raw == 0, "a core of its own: {tail} µs, {raw} raw");
         let (tail, raw) = shown([129, 111, 72, 66], false);
-        assert!(tail <= 200 && raw == 0, "synthetic: {tail} µs, {raw} raw");
+        assert!(tail <= 130 && raw == 0, "synthetic: {tail} µs, {raw} raw");
         let (tail, raw) = shown([66, 54, 38, 35], false);
-        assert!(tail <= 100 && raw == 0, "synthetic, a fast machine: {tail} µs, {raw} raw");
+        assert!(tail <= 80 && raw == 0, "synthetic, a fast machine: {tail} µs, {raw} raw");
     }
 }

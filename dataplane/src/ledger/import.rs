@@ -258,11 +258,12 @@ fn gotten(place: &Place, key: &str) -> Result<Vec<u8>, ImportError> {
     place.get(key)?.ok_or_else(gone)
 }
 
-/// How many keys are told to be fetched ahead of the one at hand.
+/// How many keys are told to be fetched ahead of the one at hand, and how many batches behind a missing one are looked for: a longer hole is
+/// taken for the end.
 const AHEAD: usize = 16;
 
 /// Batches from the one that holds `next` on, to the end of what is there; whether the first one was. One that is not there and has
-/// another behind it is a hole.
+/// another behind it, among the next [`AHEAD`], is a hole.
 fn from_known_keys<T: FnMut(u32, u64)>(
     intake: &mut Intake<'_, T>,
     place: &Place,

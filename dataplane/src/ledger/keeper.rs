@@ -198,7 +198,8 @@ pub struct Keeper {
     counters: KeeperCounters,
 }
 
-/// How far the wall clock may gain on the monotonic one between two looks and still be taken for the same clock.
+/// How far the wall clock may gain on the monotonic one between two looks and still be taken for the same clock: more than the 37 s by which
+/// TAI and UTC are confused, less than any age worth setting.
 const CLOCK_STEP_NS: i64 = 60 * NANOS_PER_SECOND;
 
 /// The wall clock as ages are told by it: a step forward makes nothing older.
@@ -215,11 +216,16 @@ impl WallClock {
     fn look(&mut self, now: i64, utc_ns: i64) {
         let offset = utc_ns.saturating_sub(now);
         let gained = self.offset_ns.replace(offset).map_or(0, |before| offset.saturating_sub(before));
+        let seconds = gained / NANOS_PER_SECOND;
         if gained > CLOCK_STEP_NS {
             self.stepped_ns = self.stepped_ns.saturating_add(gained);
             self.before_ns = utc_ns - gained / 2;
-            let seconds = gained / NANOS_PER_SECOND;
             tracing::warn!(seconds, "the wall clock was set forward: kept ledgers are not taken to be older for it");
+        } else if gained < -CLOCK_STEP_NS {
+            // Back to where it was, as far as it goes.
+            self.stepped_ns = self.stepped_ns.saturating_add(gained).max(0);
+            self.before_ns = if self.stepped_ns == 0 { i64::MIN } else { self.before_ns };
+            tracing::warn!(seconds, "the wall clock was set back");
         }
     }
 
@@ -565,6 +571,12 @@ impl Keeper {
         Op::Seal { segment: open.number, end: open.end, table: retention::seal(&open.records, open.end) }
     }
 
+    /// The age of the oldest ledger. One that a clock stamped which has been set back since is as old as the next that is not from the future.
+    fn oldest_age_ns(&self, utc_ns: i64) -> i64 {
+        let mut ages = self.records.iter().map(|record| self.clock.age_ns(record.completed_ns, utc_ns));
+        ages.find(|age| *age >= 0).unwrap_or(0)
+    }
+
     /// What is over the bounds leaves retention; segments of which nothing is left are deleted.
     fn enforce(&mut self, hub: &mut Hub, now: i64, utc_ns: i64) {
         self.clock.look(now, utc_ns);
@@ -575,7 +587,7 @@ impl Keeper {
         {
             let over = self.records.len() + waiting > bounds.ledgers_max as usize
                 || bounds.bytes_max.is_some_and(|most| self.record_bytes > most)
-                || bounds.age_ns_max.is_some_and(|most| self.clock.age_ns(oldest.completed_ns, utc_ns) > most);
+                || bounds.age_ns_max.is_some_and(|most| self.oldest_age_ns(utc_ns) > most);
             // What the hub dropped by itself has left as well.
             if !over && oldest.stored.sequence >= hub.bounds().0 {
                 break;
@@ -661,8 +673,10 @@ mod tests {
         clock.look(20 * NANOS_PER_SECOND, utc_ns);
         assert_eq!(clock.age_ns(DAY_NS, utc_ns), 79 * NANOS_PER_SECOND);
         assert_eq!(clock.age_ns(utc_ns, utc_ns + 5), 5, "what came after it has the new clock's stamp");
-        clock.look(30 * NANOS_PER_SECOND, DAY_NS);
-        assert!(clock.age_ns(DAY_NS, DAY_NS) <= 0, "set back: younger at most");
+        clock.look(30 * NANOS_PER_SECOND, DAY_NS + 89 * NANOS_PER_SECOND);
+        let later = DAY_NS + 189 * NANOS_PER_SECOND;
+        clock.look(130 * NANOS_PER_SECOND, later);
+        assert_eq!(clock.age_ns(DAY_NS, later), 189 * NANOS_PER_SECOND, "set right again: time passes as before");
     }
 
     #[test]
@@ -685,6 +699,12 @@ mod tests {
             (2, 4),
             "an hour of this clock later"
         );
+        // Back again: what was stamped meanwhile does not stay for a thousand hours.
+        let right = |now: i64| 1_000 * HOUR_NS + now;
+        assert_eq!(at(&mut kit, 5, later + 1, right(later + 1)), (2, 5));
+        let much = 4 * HOUR_NS;
+        assert_eq!(at(&mut kit, 6, much, right(much)).1, 6);
+        assert!(at(&mut kit, 7, much + 1, right(much + 1)).0 >= 5, "{:?}", kit.hub.bounds());
     }
 
     #[test]

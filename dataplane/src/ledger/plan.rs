@@ -453,7 +453,7 @@ mod tests {
             start: 5,
             reset: false,
         };
-        let Ok((mut recorder, _)) = Recorder::open(&settings) else { return };
+        let (mut recorder, _) = Recorder::open(&settings).expect("opens");
         (5..=9).for_each(|sequence| recorder.put(sequence, b"ledger").expect("put"));
         recorder.finish().expect("finished");
         assert_eq!([starts(asked(5, false)), starts(asked(9, false))], [10, 10]);

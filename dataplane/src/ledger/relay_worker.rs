@@ -318,12 +318,19 @@ impl RelayWorker {
             Some(run) if run != self.parts.run && self.joined => self.other_run(turn, Some(run)),
             // Nothing of the run that was announced so far was given to anybody.
             Some(run) if run != self.parts.run => self.announce(run),
-            Some(_) => {}
+            Some(_) => self.confirm(),
             // A peer's server has no run to tell; what is kept was given one here, unless it came from one that has.
             None if self.passed => self.other_run(turn, None),
-            None => {}
+            None => self.confirm(),
         }
         self.passed |= passes;
+    }
+
+    /// The announced run is the right one: where nothing of it was given yet, the fan-out waits to hear so.
+    fn confirm(&mut self) {
+        if !self.joined {
+            self.say(Item::Run(self.parts.run.clone()));
+        }
     }
 
     /// The upstream streams another run than the one of the ledgers so far; one that says nothing of it gets a name here.

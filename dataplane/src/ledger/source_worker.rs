@@ -26,8 +26,8 @@ use crate::wire::ledger::{Begin, LEDGER_BYTES_MAX, SEQUENCE_MAX};
 
 /// Chunks that may wait for one encoder; the peer's number. 16 of 256 KiB are 2 ms of work, by when raw is faster on any link.
 pub const ENCODER_QUEUE: usize = 16;
-/// Bytes read in one turn: a full pipe of the default size. That is about 80 µs of copying and hashing before the others on this
-/// core have their turn.
+/// Bytes read in one turn, at most: a full pipe of the default size. That is some 140 µs of copying and hashing before the others on this
+/// core have their turn. Where chunks are small it is what an encoder's queue holds.
 pub(super) const TURN_BYTES: usize = 1 << 20;
 /// Items that one answer of the source can make: the last chunk and END.
 const ITEMS_AT_ONCE: usize = 2;
@@ -196,8 +196,10 @@ pub struct SourceWorker {
     policy: Policy,
     level: i32,
     pace: Pace,
-    /// Bytes that the source had ready in this turn, and in the one before.
-    ready: (u64, u64),
+    /// Bytes that are read in a turn at most.
+    turn_bytes: usize,
+    /// Bytes that the source had ready in this turn, in the one before, and in the one before that.
+    ready: (u64, u64, u64),
     load: Arc<Load>,
     renumber: Option<u32>,
     spin_while_open: bool,
@@ -241,7 +243,8 @@ impl SourceWorker {
             policy: parts.policy,
             level: parts.level,
             pace: Pace::new(parts.policy, parts.level),
-            ready: (0, 0),
+            turn_bytes: TURN_BYTES.min(ENCODER_QUEUE * parts.cut.chunk_bytes()),
+            ready: (0, 0, 0),
             load: parts.load,
             renumber: parts.renumber,
             spin_while_open: parts.spin_while_open,
@@ -343,8 +346,9 @@ impl SourceWorker {
         let (encoder, waiting_bytes) = self.least_loaded();
         let carried_bytes = waiting_bytes.saturating_sub(self.encoders.get(encoder).map_or(0, |it| it.given_bytes));
         let ready_bytes = self.ready.0.max(self.ready.1);
-        // A full pipe, twice: whoever emits is about to wait for us.
-        let holds_up = self.source.can_be_held() && self.ready.0.min(self.ready.1) >= TURN_BYTES as u64;
+        // A full pipe in both of the last turns: whoever emits waits for us.
+        let full = self.source.capacity().map(|bytes| bytes.min(self.turn_bytes) as u64);
+        let holds_up = full.is_some_and(|full| self.ready.1.min(self.ready.2) >= full);
         let situation =
             Situation { waiting_bytes, carried_bytes, ready_bytes, chunk_bytes, left_bytes, slack, holds_up };
         let item = match self.pace.choose(&situation) {
@@ -455,9 +459,9 @@ impl SourceWorker {
     /// Asks the source until it waits or a turn's bytes are read. Returns what it moved.
     fn read(&mut self, now: i64) -> usize {
         let (mut moved, mut bytes) = (0, 0);
-        self.ready = (0, self.ready.0);
+        self.ready = (0, self.ready.0, self.ready.1);
         self.encoders.iter_mut().for_each(|encoder| encoder.given_bytes = 0);
-        while bytes < TURN_BYTES && self.has_room(now) {
+        while bytes < self.turn_bytes && self.has_room(now) {
             match self.step(now) {
                 Ok(Step::Moved(more)) => bytes += more,
                 Ok(Step::Wait) => break,

@@ -142,6 +142,7 @@ counter_set! {
         counter refused_connections as RefusedConnections: "sluice_ledger_refused_connections" {"reason": "connections"}, "Connections refused";
         counter refused_address_connections as RefusedAddressConnections: "sluice_ledger_refused_connections" {"reason": "address_connections"}, "Connections refused";
         counter refused_subscribers as RefusedSubscribers: "sluice_ledger_refused_connections" {"reason": "subscribers"}, "Connections refused";
+        counter refused_early as RefusedEarly: "sluice_ledger_refused_connections" {"reason": "upstream_unknown"}, "Connections refused";
         counter refused_address as RefusedAddress: "sluice_ledger_refused_connections" {"reason": "address_subscribers"}, "Connections refused";
         counter refused_token as RefusedToken: "sluice_ledger_refused_connections" {"reason": "token"}, "Connections refused";
         counter refused_request as RefusedRequest: "sluice_ledger_refused_connections" {"reason": "request"}, "Connections refused";

@@ -1,5 +1,5 @@
 //! Lock-free parts and what is read from them: counters, metrics, the parked flag of a core, the protocols of the
-//! shared-memory ring.
+//! shared-memory ring; and asking for memory ahead.
 //!
 //! May use: `units`. Unsafe code is allowed here (and in `sys`), each block with its `SAFETY:` conditions.
 //! Never does: call the kernel.

@@ -55,6 +55,8 @@ pub(super) struct Refused {
     pub(super) subscribers: u64,
     pub(super) address: u64,
     pub(super) token: u64,
+    /// Before the run that is served was known.
+    pub(super) early: u64,
 }
 
 /// What one address's limits count: of IPv6 the first 64 bits, since a host has all addresses below them.
@@ -143,6 +145,7 @@ impl Gate {
 
     fn enter(&mut self, address: IpAddr, share: Share, id: Option<u64>, flows: bool) -> Result<Entered, Refusal> {
         if let Some(why) = self.shut {
+            self.refused.early += 1;
             return Err(Refusal::new(503, why.to_string()));
         }
         let one = self.addresses.get_mut(&host(address)).expect("a connection is counted at its address");
@@ -231,7 +234,7 @@ mod tests {
         gate.disconnect(address(1), None);
         gate.disconnect(address(1), Some(first));
         assert!(enter(&mut gate, 3).is_ok());
-        assert_eq!(gate.refused, Refused { subscribers: 1, address: 1, token: 0 });
+        assert_eq!(gate.refused, Refused { subscribers: 1, address: 1, token: 0, early: 0 });
     }
 
     #[test]

@@ -735,6 +735,7 @@ impl Audience {
         counters.sending_bytes = self.sending_bytes as u64;
         counters.refused_subscribers = refused.subscribers;
         counters.refused_address = refused.address;
+        counters.refused_early = refused.early;
         counters.refused_token = refused.token;
         counters
     }

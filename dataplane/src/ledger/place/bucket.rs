@@ -99,6 +99,8 @@ impl Bucket {
 
     pub(super) fn fetch_ahead(&self, keys: &[String]) {
         let mut ahead = self.ahead.borrow_mut();
+        // What is not wanted any more (another suffix) leaves its place.
+        ahead.retain(|(of, _)| keys.contains(of));
         for key in keys {
             if ahead.len() >= FETCHES {
                 return;

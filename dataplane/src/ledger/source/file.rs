@@ -92,10 +92,6 @@ impl Source for Played {
         self.paced.chunk()
     }
 
-    fn can_be_held(&self) -> bool {
-        self.paced.can_be_held()
-    }
-
     fn deadline(&self) -> Option<i64> {
         self.paced.deadline()
     }

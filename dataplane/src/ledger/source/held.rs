@@ -64,8 +64,8 @@ impl Source for Held {
         self.source.chunk()
     }
 
-    fn can_be_held(&self) -> bool {
-        self.source.can_be_held()
+    fn capacity(&self) -> Option<usize> {
+        self.source.capacity()
     }
 
     fn deadline(&self) -> Option<i64> {

@@ -74,9 +74,9 @@ pub trait Source: Send {
         None
     }
 
-    /// Whether whoever emits has to wait where this is not read in time. A player's ledgers only come later then.
-    fn can_be_held(&self) -> bool {
-        true
+    /// Bytes that may lie in it unread before whoever emits has to wait; `None`: nobody waits, a player's ledgers only come later.
+    fn capacity(&self) -> Option<usize> {
+        None
     }
 
     /// When it has something to do even if nothing becomes readable (monotonic ns).

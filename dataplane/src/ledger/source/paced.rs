@@ -133,10 +133,6 @@ impl Source for Paced {
         }
     }
 
-    fn can_be_held(&self) -> bool {
-        false
-    }
-
     fn deadline(&self) -> Option<i64> {
         self.deadline
     }

@@ -355,6 +355,10 @@ impl Source for Piped {
         Ok(fds)
     }
 
+    fn capacity(&self) -> Option<usize> {
+        self.pipe.as_ref().map(|pipe| pipe.bytes)
+    }
+
     fn poll(&mut self, room: &mut [u8], now: i64) -> Result<Poll, SourceError> {
         self.deadline = None;
         match self.state {
