@@ -415,7 +415,8 @@ fn a_window_of_zero_waits_for_nothing() {
 fn encoders_that_are_behind_get_no_more() {
     // 24 MiB at once: the source is ahead of one encoder by far, where they do not take turns.
     let bytes = 24 << 20;
-    let setup = Setup { policy: Policy::Always, chunk_bytes: 64 << 10, own_core: true, ..Setup::default() };
+    let slow = Setup { level: 19, own_core: true, ..Setup::default() };
+    let setup = Setup { policy: Policy::Always, chunk_bytes: 64 << 10, ..slow };
     let running = Running::start(synthetic_run(&setup, 1, bytes, Shape::Compressible, 0, 0), &setup);
     let (ledgers, ..) = running.all();
     let played = &ledgers[0];
