@@ -207,8 +207,9 @@ const CLOCK_STEP_NS: i64 = 60 * NANOS_PER_SECOND;
 struct WallClock {
     /// Wall clock less monotonic clock at the last look.
     offset_ns: Option<i64>,
-    /// All that it was set forward by, and the stamps, ns, below which one is from before.
+    /// All that it was set forward by.
     stepped_ns: i64,
+    /// Stamps below it are from before.
     before_ns: i64,
 }
 
