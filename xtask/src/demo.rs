@@ -3,6 +3,8 @@
 //! As root: a network namespace with two veth pairs, `sluice run config/demo.toml` on them, a generated session played
 //! into both sides with seeded loss. Without root: the same workers over the same two captures as files.
 
+mod all;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -39,10 +41,16 @@ pub struct Args {
     /// Run from files even as root.
     #[arg(long)]
     files: bool,
+    /// Every job in one process: capture, store, ring, serve and ledgers, with a mirror and a follower on a second host (as root).
+    #[arg(long, conflicts_with_all = ["pcap", "files"])]
+    all: bool,
 }
 
 /// Runs the task.
 pub fn run(args: Args) -> Result<(), String> {
+    if args.all && !shell::is_root() {
+        return Err("--all makes two network namespaces and captures between them: run it as root".into());
+    }
     crate::setup::ensure()?;
     let sluice = build()?;
     let folder = shell::root().join("target/demo");
@@ -56,6 +64,9 @@ pub fn run(args: Args) -> Result<(), String> {
         None => demo.generate(args.seed)?,
     };
     demo.split(&source, args.seed, args.pcap.is_none())?;
+    if args.all {
+        return demo.all(&args.speed.map_or_else(|| SPEED.into(), |x| x.to_string()), SILENCE_MAX);
+    }
     if shell::is_root() && !args.files {
         let speed =
             args.speed.map_or_else(|| if args.pcap.is_some() { "1".into() } else { SPEED.into() }, |x| x.to_string());
@@ -412,8 +423,12 @@ exec cat >/dev/null";
 impl Namespace {
     fn make(demo: &Demo) -> Result<Namespace, String> {
         demo.say("making a network namespace with two veth pairs");
+        Namespace::make_with(MAKE)
+    }
+
+    fn make_with(script: &str) -> Result<Namespace, String> {
         let mut command = Command::new("unshare");
-        command.args(["--net", "--", "sh", "-c", MAKE]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["--net", "--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("cannot start unshare (util-linux): {error}"))?;
         let mut line = String::new();
         let stdout = child.stdout.take().ok_or("no pipe from unshare")?;

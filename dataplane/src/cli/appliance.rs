@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Failure;
+use super::reload::Reloader;
+use super::{Failure, privileges};
 use crate::capture::plan::{CapturePlan, PlannedQueue, QueueCounts, plan};
 use crate::capture::queue_worker::FrameQueue;
 use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
@@ -34,6 +35,9 @@ use crate::{ledger, ring};
 /// How often the control loop looks at faults, links and the clock.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// How often it asks the NICs whether they are as they were.
+const NICS_EVERY_NS: i64 = 1_000_000_000;
+
 /// One captured interface, looked up.
 struct HostInterface {
     config: config::Interface,
@@ -42,7 +46,30 @@ struct HostInterface {
     queues: u32,
     /// None through libpcap.
     program: Option<Arc<Mutex<XdpProgram>>>,
+    /// The kernel's id of the attached program.
+    program_id: OnceLock<u32>,
     facts: Vec<Arc<OnceLock<QueueFacts>>>,
+}
+
+impl HostInterface {
+    /// What is not as it was when the program was attached, and takes frames away from its sockets without a trace here: they would be
+    /// bound anew only with privilege, which is gone. The process ends, and its next start takes the NIC as it is.
+    fn changed(&self) -> Option<String> {
+        self.program.as_ref()?;
+        let name = &self.config.name;
+        let Ok(now) = self.interface.refresh() else { return Some(format!("interface \"{name}\" is gone")) };
+        let queues = now.rx_queues().unwrap_or(self.queues);
+        if queues != self.queues {
+            return Some(format!(
+                "interface \"{name}\" has {queues} receive queues now, but had {} when it was opened (ethtool -L, a reset of the driver): frames of the others are not captured; start again",
+                self.queues
+            ));
+        }
+        let own = self.program_id.get().copied();
+        (now.xdp.map(|(_, id)| id) != own).then(|| {
+            format!("interface \"{name}\": the XDP program {own:?} is not attached any more (now: {:?}): frames pass it by; start again", now.xdp)
+        })
+    }
 }
 
 /// What holds the NIC's filters open while the appliance runs.
@@ -87,6 +114,7 @@ impl Appliance {
     /// # Errors
     /// The first refusal of the host, named; everything made before it is undone.
     pub fn start(config: &Config) -> Result<Appliance, Failure> {
+        privileges::prepare(config)?;
         // Every thread started from here on inherits this; a core's own thread then pins itself. With no CPU left
         // over (two cores on two CPUs) the scheduler decides.
         let cpus = control_cpus(config);
@@ -109,9 +137,11 @@ impl Appliance {
         });
         let held = hold(config, &interfaces)?;
         let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
-        let modes = match attach(&interfaces) {
+        let attached = attach(&interfaces).and_then(|modes| privileges::give_up(config).map(|()| modes));
+        let modes = match attached {
             Ok(modes) => modes,
             Err(failure) => {
+                detach(&interfaces);
                 launched.cancel();
                 return Err(failure);
             }
@@ -156,23 +186,18 @@ impl Appliance {
     }
 
     /// Waits for a reason to end.
-    pub fn run(&self, signals: &Signals, bound: Option<Duration>) -> Ending {
+    pub fn run(&self, signals: &Signals, reloader: &mut Reloader, bound: Option<Duration>) -> Ending {
         let end = bound.map(|bound| clock::monotonic_ns() + bound.as_nanos() as i64);
         let mut watchdog = Watchdog::new(self.stall, clock::monotonic_ns());
         let mut links = LinkWatcher::open().ok();
         let mut sides: Vec<bool> = Vec::new();
+        let mut nics_at = 0;
         loop {
             self.capture.collect_losses();
             self.side_changes(&mut sides);
             match signals.wait(LOOK_EVERY) {
                 Ok(Some(Asked::Stop)) => return Ending::Signal,
-                Ok(Some(Asked::Reload)) => match &self.reload {
-                    Some(reload) => {
-                        tracing::info!("SIGHUP: certificates and tokens are read again; all else needs a restart");
-                        reload.reload();
-                    }
-                    None => tracing::warn!("SIGHUP: nothing can be reloaded; restart to change the configuration"),
-                },
+                Ok(Some(Asked::Reload)) => reloader.reload(&self.stores, self.reload.as_ref()),
                 Ok(None) => {}
                 Err(error) => return Ending::Fault(format!("waiting for signals: {error}")),
             }
@@ -189,6 +214,12 @@ impl Appliance {
             }
             if let Some(ended) = self.ended() {
                 return ended;
+            }
+            if clock::monotonic_ns() >= nics_at {
+                nics_at = clock::monotonic_ns() + NICS_EVERY_NS;
+                if let Some(changed) = self.interfaces.iter().find_map(HostInterface::changed) {
+                    return Ending::Fault(changed);
+                }
             }
             if let Some(removed) = links.as_mut().and_then(|links| self.link_events(links)) {
                 return Ending::Fault(removed);
@@ -332,14 +363,30 @@ fn look_up_one(config: &Config, settings: &config::Interface) -> Result<HostInte
             )));
         }
         let (config, facts) = (settings.clone(), Vec::new());
-        return Ok(HostInterface { config, interface, frames, queues: 1, program: None, facts });
+        return Ok(HostInterface {
+            config,
+            interface,
+            frames,
+            queues: 1,
+            program: None,
+            program_id: OnceLock::new(),
+            facts,
+        });
     }
     let queues = interface.rx_queues().map_err(|error| host(&error))?;
     let program =
         XdpProgram::load(&interface, &xdp_settings(config, settings, frames)).map_err(|error| host(&error))?;
     let facts = (0..queues).map(|_| Arc::default()).collect();
     let program = Some(Arc::new(Mutex::new(program)));
-    Ok(HostInterface { config: settings.clone(), interface, frames, queues, program, facts })
+    Ok(HostInterface {
+        config: settings.clone(),
+        interface,
+        frames,
+        queues,
+        program,
+        program_id: OnceLock::new(),
+        facts,
+    })
 }
 
 fn xdp_settings(config: &Config, settings: &config::Interface, frames: FrameChoice) -> XdpSettings {
@@ -518,6 +565,9 @@ fn attach(interfaces: &[HostInterface]) -> Result<Vec<InterfaceMode>, Failure> {
                 return Err(Failure::host(error.to_string()));
             }
         };
+        if let Some((_, id)) = program.interface().xdp {
+            let _ = host.program_id.set(id);
+        }
         tracing::info!(
             interface = host.config.name,
             queues = host.queues,

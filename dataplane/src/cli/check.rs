@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::{Exit, Failure, Outcome};
-use crate::config;
+use crate::config::{self, Config, Finding};
 use crate::sys::cpu;
 
 /// Arguments of `sluice check`.
@@ -18,12 +18,18 @@ pub struct Args {
     pub json: bool,
 }
 
+/// Everything that `run` would refuse in a configuration, and in the files that it names.
+pub fn findings(config: &Config) -> Vec<Finding> {
+    let mut findings = config::check(config);
+    findings.extend(crate::ring::plan::check_files(config));
+    findings.extend(crate::ledger::files::check_files(config));
+    findings
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
-    let mut findings = config::check(&config);
-    findings.extend(crate::ring::plan::check_files(&config));
-    findings.extend(crate::ledger::files::check_files(&config));
+    let findings = findings(&config);
     let warnings = config::warn(&config, cpu::allowed().len());
     let frames: Vec<(String, u64, u32)> = config
         .interfaces
@@ -31,8 +37,7 @@ pub fn run(args: Args) -> Outcome {
         .map(|interface| (interface.name.clone(), config::frames_needed(&config, interface), interface.frames))
         .collect();
     if args.json {
-        let lines =
-            |of: &[config::Finding]| of.iter().map(|f| json!({"key": f.key, "what": f.what})).collect::<Vec<_>>();
+        let lines = |of: &[Finding]| of.iter().map(|f| json!({"key": f.key, "what": f.what})).collect::<Vec<_>>();
         let frames: Vec<_> = frames
             .iter()
             .map(|(name, needed, has)| json!({"interface": name, "needed": needed, "frames": has}))

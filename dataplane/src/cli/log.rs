@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::sys::signal;
+use crate::sys::{privilege, signal};
 
 /// Lines that may wait for the reader. One event per state change is far below it; past it lines are dropped, counted.
 const LINES_MAX: usize = 4_096;
@@ -62,7 +62,13 @@ impl MakeWriter<'_> for Lines {
 pub fn start_with(filter: Option<&str>) {
     let (lines, inbox) = bounded(LINES_MAX);
     let write = move || {
+        let mut given_up = false;
         for line in inbox {
+            // Not at the start: a change of user has to be the same for all threads. Where it is refused, it writes all the same.
+            if !given_up && privilege::renounces() {
+                given_up = true;
+                let _ = privilege::renounce();
+            }
             match line {
                 Line::Text(text) => drop(io::stderr().write_all(&text)),
                 Line::Flush(done) => drop(done.send(())),

@@ -12,7 +12,10 @@ pub mod explain;
 pub mod feed;
 pub mod ledger;
 pub mod log;
+pub mod panics;
+pub mod privileges;
 pub mod reference;
+pub mod reload;
 pub mod ring;
 pub mod run;
 pub mod stat;
@@ -99,6 +102,7 @@ pub enum Command {
 /// Parses the process's arguments, runs the command, prints its failure.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    panics::install();
     log::start_with(match &cli.command {
         Command::Ledger(command) => command.log_filter(),
         _ => None,

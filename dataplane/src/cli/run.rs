@@ -1,9 +1,14 @@
 //! `sluice run CONFIG`: starts the appliance, runs until a signal, drains, reports.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
 
 use super::appliance::{Appliance, Ending};
-use super::{Exit, Failure, Outcome, explain, tables};
+use super::reload::Reloader;
+use super::{Exit, Failure, Outcome, check, explain, tables};
 use crate::config::{self, Span};
 use crate::sys::cpu;
 use crate::sys::signal::Signals;
@@ -30,9 +35,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
-    let mut findings = config::check(&config);
-    findings.extend(crate::ring::plan::check_files(&config));
-    findings.extend(crate::ledger::files::check_files(&config));
+    let findings = check::findings(&config);
     if !findings.is_empty() {
         let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
         return Err(Failure::usage(lines.join("\nsluice: ")));
@@ -46,14 +49,15 @@ pub fn run(args: Args) -> Outcome {
     }
     // Before any thread starts: the signals are taken out of every thread's delivery.
     let signals = Signals::take().map_err(|error| Failure::host(format!("signalfd: {error}")))?;
+    let mut report = args.report.as_deref().map(Report::open).transpose()?;
     let appliance = Appliance::start(&config)?;
     tracing::info!(control = %appliance.control_address(), "running; stop with SIGINT or SIGTERM");
-    let ending = appliance.run(&signals, args.r#for.map(|span| span.0));
+    let mut reloader = Reloader::new(&args.config, config);
+    let ending = appliance.run(&signals, &mut reloader, args.r#for.map(|span| span.0));
     tracing::info!(?ending, "draining");
     let (status, drained) = appliance.stop();
-    if let Some(path) = &args.report {
-        std::fs::write(path, format!("{status}\n"))
-            .map_err(|error| Failure::host(format!("--report {}: {error}", path.display())))?;
+    if let Some(report) = &mut report {
+        report.write(&status)?;
     }
     if args.json {
         println!("{status}");
@@ -78,4 +82,27 @@ pub fn run(args: Args) -> Outcome {
         _ if damage => Ok(Exit::Damage),
         _ => Ok(Exit::Done),
     }
+}
+
+/// The file of `--report`: opened with the rights of the start, written at the end. A process that is killed leaves what was in it.
+struct Report {
+    file: File,
+    path: PathBuf,
+}
+
+impl Report {
+    fn open(path: &Path) -> Result<Report, Failure> {
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| failed(path, &error))?;
+        Ok(Report { file, path: path.to_path_buf() })
+    }
+
+    fn write(&mut self, status: &Value) -> Result<(), Failure> {
+        let written = self.file.set_len(0).and_then(|()| writeln!(self.file, "{status}"));
+        written.map_err(|error| failed(&self.path, &error))
+    }
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::host(format!("--report {}: {error}", path.display()))
 }

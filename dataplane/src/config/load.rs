@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::capture::{Control, Core, Feed, Interface, Store};
 use super::ledger::Ledger;
+use super::process::Process;
 use super::ring::Ring;
 
 /// The whole configuration.
@@ -33,6 +34,9 @@ pub struct Config {
     /// The control thread.
     #[serde(default)]
     pub control: Control,
+    /// The process.
+    #[serde(default)]
+    pub process: Process,
 }
 
 /// Why a configuration could not be read.

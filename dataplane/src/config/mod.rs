@@ -6,8 +6,10 @@ mod capture;
 mod check;
 mod check_ledger;
 mod check_ring;
+mod diff;
 mod ledger;
 mod load;
+mod process;
 mod quantity;
 mod ring;
 
@@ -18,7 +20,9 @@ pub use capture::{
 pub use check::{Finding, check, frames_needed, queue_frames_min};
 pub use check_ledger::is_retention;
 pub use check_ring::warn;
+pub use diff::{Change, changes};
 pub use ledger::{Compress, Ledger, LedgerServe, LedgerSource, LedgerSpin, LedgerSync, LedgerTrial, Listen};
 pub use load::{Config, ConfigError, load, parse};
+pub use process::Process;
 pub use quantity::{Bytes, Span, parse_bytes, parse_duration, parse_rate};
 pub use ring::{Linger, Mirror, MirrorStart, Ring, Serve};

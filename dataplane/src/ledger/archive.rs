@@ -13,7 +13,8 @@ use std::sync::Arc;
 use super::hub::{Hub, Replay, Stored};
 use super::keeper::{Keeper, KeeperCounters, KeeperSettings};
 use super::message::Encoded;
-use super::retention::{self, Facts, Run, SOURCE_BYTES_MAX, Segment};
+use super::retention::{self, Bounds, Facts, Run, SOURCE_BYTES_MAX, Segment};
+use crate::sync::latest::Latest;
 use crate::sys::file::{self, Lock};
 use crate::sys::uring::{CoreRing, Frozen};
 
@@ -165,6 +166,7 @@ pub struct Archive {
     handle: File,
     run: Run,
     keeper: Keeper,
+    bounds: Latest<Bounds>,
     segments: Segments,
     operation: Option<Operation>,
     reads: Reads,
@@ -207,6 +209,7 @@ impl Archive {
             handle,
             run: decision.run,
             keeper,
+            bounds: Latest::new(settings.keeper.bounds),
             segments,
             operation: None,
             reads: Reads::default(),
@@ -219,6 +222,11 @@ impl Archive {
     /// The directory.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// How much is kept; what is set there holds from the next turn on.
+    pub fn bounds(&self) -> Latest<Bounds> {
+        self.bounds.clone()
     }
 
     /// The run that ledgers are kept under.
@@ -246,6 +254,7 @@ impl Archive {
     /// Begins what there is to do; how much that was. What was queued reaches the kernel with the ring's next submit.
     pub fn turn(&mut self, port: &mut ArchivePort<'_>) -> usize {
         let mut count = 0;
+        self.keeper.set_bounds(**self.bounds.look(), port.hub, port.now, port.utc_ns);
         // The keeper is asked while an operation is under way as well: it then gives none, and lets go of what has left retention.
         if self.operation.is_none() && self.keeper.prepare(port.hub, HASH_BYTES) {
             count += 1;

@@ -26,6 +26,9 @@ use crate::wire::ledger::{Begin, End};
 const ITEMS_PER_TURN: usize = 64;
 /// How long writes to the disk are put off for what is live: longer than a ledger's emission, and short beside its cadence.
 const WRITE_DELAY_NS_MAX: i64 = 50 * NANOS_PER_MILLI;
+/// How long after the last send: what the kernel has taken is not on the wire yet. The largest send buffer by default, 4 MiB, takes 7 ms
+/// at 5 Gbit/s, and a write of 14.5 MiB takes some CPU away for as long.
+const WRITE_GRACE_NS: i64 = 10 * NANOS_PER_MILLI;
 /// Longest time without anything new inside a ledger after which the core may sleep: the source's own bound.
 const STALL_NS: i64 = 100 * NANOS_PER_MILLI;
 /// How often counters are shown.
@@ -86,6 +89,8 @@ pub struct FanoutWorker {
     awaited: Option<usize>,
     /// When something was published last.
     published_ns: i64,
+    /// When something live was last on its way.
+    live_ns: i64,
     /// The archive's writes wait for what is live.
     put_off: bool,
     /// A ledger is whole, and its subscribers were not looked at yet.
@@ -118,6 +123,7 @@ impl FanoutWorker {
             archive,
             archive_ns: 0,
             published_ns: i64::MIN / 2,
+            live_ns: i64::MIN / 2,
             put_off: false,
             survey: false,
             draining: false,
@@ -328,7 +334,10 @@ impl FanoutWorker {
         let mut port = ArchivePort { ring: turn.ring, hub: &mut self.hub, tag, now, utc_ns: clock::utc_ns() };
         let mut work = 0;
         let fresh = now - self.published_ns < WRITE_DELAY_NS_MAX;
-        self.put_off = published || (fresh && audience.is_sending_live());
+        if audience.is_sending_live() {
+            self.live_ns = now;
+        }
+        self.put_off = published || (fresh && now - self.live_ns < WRITE_GRACE_NS);
         if !self.put_off || now - self.archive_ns > WRITE_DELAY_NS_MAX {
             self.archive_ns = now;
             work += archive.turn(&mut port);
@@ -462,8 +471,8 @@ impl Worker for FanoutWorker {
     fn deadline(&self) -> Option<i64> {
         let of_archive = self.archive.as_ref().and_then(Archive::deadline);
         // What is put off now gets its turn then, if not before.
-        let of_archive =
-            of_archive.map(|at| if self.put_off { at.max(self.published_ns + WRITE_DELAY_NS_MAX) } else { at });
+        let off_until = (self.published_ns + WRITE_DELAY_NS_MAX).min(self.live_ns + WRITE_GRACE_NS);
+        let of_archive = of_archive.map(|at| if self.put_off { at.max(off_until) } else { at });
         let of_audience = self.audience.as_ref().and_then(Audience::deadline);
         [of_archive, of_audience].into_iter().flatten().min()
     }

@@ -578,6 +578,14 @@ impl Keeper {
         ages.find(|age| *age >= 0).unwrap_or(0)
     }
 
+    /// Other bounds from now on; what is over them leaves at once.
+    pub fn set_bounds(&mut self, bounds: Bounds, hub: &mut Hub, now: i64, utc_ns: i64) {
+        if bounds != self.settings.bounds {
+            self.settings.bounds = bounds;
+            self.enforce(hub, now, utc_ns);
+        }
+    }
+
     /// What is over the bounds leaves retention; segments of which nothing is left are deleted.
     fn enforce(&mut self, hub: &mut Hub, now: i64, utc_ns: i64) {
         self.clock.look(now, utc_ns);
@@ -661,6 +669,25 @@ mod tests {
         fn all(&mut self) -> Vec<String> {
             std::iter::from_fn(|| self.step(Ok(()))).collect()
         }
+    }
+
+    #[test]
+    fn other_bounds_hold_at_once() {
+        let mut kit = Kit::new(SETTINGS);
+        for sequence in 1..=20 {
+            kit.ledger(sequence);
+            kit.all();
+        }
+        assert_eq!(kit.hub.bounds(), (1, 20));
+        let bounds = Bounds { ledgers_max: 5, ..SETTINGS.bounds };
+        kit.keeper.set_bounds(bounds, &mut kit.hub, 0, 0);
+        assert_eq!(kit.hub.bounds(), (16, 20), "fewer");
+        kit.keeper.set_bounds(SETTINGS.bounds, &mut kit.hub, 0, 0);
+        for sequence in 21..=60 {
+            kit.ledger(sequence);
+            kit.all();
+        }
+        assert_eq!(kit.hub.bounds(), (29, 60), "more");
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub fn plan(config: &Config, doorbells: &BTreeMap<String, Arc<Doorbell>>) -> Res
 
 fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) -> Result<LedgerPlan, String> {
     let serve = &going_on(serve);
-    let reload =
+    let mut reload =
         Reload::load(serve).map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
     let bell = |core: &str| doorbells.get(core).cloned().ok_or_else(|| format!("there is no core \"{core}\""));
     let cut = Cut::new(serve.chunk_size.0 as usize, Some(serve.tail_size().0 as usize)).map_err(|e| e.to_string())?;
@@ -96,6 +96,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
     let description = source.as_ref().map_or_else(|| format!("follow {}", upstream_shown(serve)), |s| s.description());
     let network = source.as_ref().map_or_else(|| network_of(None), |s| s.network());
     let (archive, opened) = archive(serve, description.clone(), network)?;
+    reload.bounds = Some(archive.bounds());
     let run = archive.run().to_string();
     let latest = opened.stored.last().map(|stored| stored.sequence);
     let (books, view) = fanout_books(serve.core.clone(), description);
@@ -332,16 +333,10 @@ fn relay(
 
 /// Opens the retention directory, and says what it found.
 fn archive(serve: &LedgerServe, source: String, network: [u8; 8]) -> Result<(Archive, Opened), String> {
-    let bound = |bytes: u64| (bytes > 0).then_some(bytes);
-    let age_ns = serve.retention_age.nanos();
     let settings = ArchiveSettings {
         directory: serve.segments_dir(),
         keeper: KeeperSettings {
-            bounds: Bounds {
-                ledgers_max: serve.retention,
-                bytes_max: bound(serve.retention_bytes.0),
-                age_ns_max: (age_ns > 0).then_some(age_ns),
-            },
+            bounds: bounds(serve),
             segment_bytes: serve.segment_bytes.0,
             sync: match serve.sync {
                 LedgerSync::Seal => SyncPolicy::Seal,
@@ -358,6 +353,16 @@ fn archive(serve: &LedgerServe, source: String, network: [u8; 8]) -> Result<(Arc
     let (archive, opened) = Archive::open(&settings, clock::utc_ns()).map_err(|error| format!("data_dir: {error}"))?;
     tell(&settings.directory, &opened, archive.run());
     Ok((archive, opened))
+}
+
+/// How much is kept.
+pub fn bounds(serve: &LedgerServe) -> Bounds {
+    let age_ns = serve.retention_age.nanos();
+    Bounds {
+        ledgers_max: serve.retention,
+        bytes_max: Some(serve.retention_bytes.0).filter(|&bytes| bytes > 0),
+        age_ns_max: (age_ns > 0).then_some(age_ns),
+    }
 }
 
 /// The first ledger that the source will give, as far as it is known before it comes; 0: not.

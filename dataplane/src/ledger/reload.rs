@@ -1,14 +1,16 @@
-//! What is read again when the operator asks for it (SIGHUP): the certificate with its key, and the tokens.
+//! What is taken anew when the operator asks for it (SIGHUP): the certificate with its key, the tokens, and how much is kept.
 //!
 //! The control thread holds a [`Reload`]; a fan-out has clones of what is in it, and sees the new ones at the next connection it
 //! accepts, for the price of one load.
 
 use std::path::Path;
 
+use super::retention::Bounds;
 #[cfg(feature = "ledger-tls")]
 use super::tls::{TlsLoadError, TlsServer};
 use super::tokens::{Tokens, TokensError};
 use crate::config::LedgerServe;
+use crate::sync::latest::Latest;
 use crate::sys::file::open_to_all;
 
 /// Why it cannot be read.
@@ -50,6 +52,8 @@ pub struct Reload {
     pub tls: Option<TlsServer>,
     /// The tokens; none: everybody may subscribe.
     pub tokens: Option<Tokens>,
+    /// How much is kept; none before the directory is open.
+    pub bounds: Option<Latest<Bounds>>,
 }
 
 impl Reload {
@@ -78,6 +82,13 @@ impl Reload {
             None => {}
         }
         if errors.is_empty() { Ok(reload) } else { Err(errors) }
+    }
+
+    /// Other bounds of what is kept: they hold from the archive's next turn on.
+    pub fn set_bounds(&self, bounds: Bounds) {
+        if let Some(place) = &self.bounds {
+            place.set(bounds);
+        }
     }
 
     /// Reads everything again, and logs what came of it. What cannot be read stays as it was.

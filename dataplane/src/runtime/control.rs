@@ -14,7 +14,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::sync::metrics::{Kind, Sample, Sources};
-use crate::sys::clock;
+use crate::sys::{clock, privilege};
 
 /// Longest request head: a scraper's is under 1 KiB.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -47,7 +47,12 @@ impl ControlServer {
             .name("sluice-control".into())
             .spawn({
                 let stop = stop.clone();
-                move || accept_loop(&listener, &sources, &stop)
+                move || {
+                    // Whoever asks over the network is answered without any right.
+                    if privilege::renounce().is_ok() {
+                        accept_loop(&listener, &sources, &stop);
+                    }
+                }
             })
             .map_err(|error| format!("control thread: {error}"))?;
         Ok(ControlServer { stop, thread: Some(thread), address })

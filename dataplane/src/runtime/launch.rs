@@ -12,7 +12,7 @@ use super::link::Doorbell;
 use super::worker::{TAG_BITS, Turn, Worker};
 use crate::config::Idle;
 use crate::sys::uring::CoreRing;
-use crate::sys::{clock, cpu};
+use crate::sys::{clock, cpu, privilege};
 
 /// Rounds without work before a parking core sleeps: about 20 µs of looking, the cost of one sleep and wake-up here.
 const IDLE_ROUNDS_BEFORE_PARK: u32 = 200;
@@ -256,7 +256,11 @@ fn core_main(
     opened: &Receiver<()>,
     rounds: &AtomicU64,
 ) {
-    let mut core = match Core::start(plan) {
+    let started = Core::start(plan).and_then(|core| {
+        privilege::renounce().map_err(|error| format!("giving up capabilities: {error}"))?;
+        Ok(core)
+    });
+    let mut core = match started {
         Ok(core) => core,
         Err(what) => {
             let _ = report.send(Report::Started { core: index, result: Err(what) });

@@ -13,7 +13,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use crate::store::retention::{self, PARTIAL_SUFFIX, Removed, Retention, SegmentFile, Sweeper};
 use crate::store::scan::{Damage, Depth, scan};
 use crate::store::{Fault, KnownRuns, SegmentGrant, StampSource, StoreError, known};
-use crate::sys::{clock, file};
+use crate::sync::latest::Latest;
+use crate::sys::{clock, file, privilege};
 use crate::wire::block::{BlockError, SECTOR_BYTES, SegmentInfo, UuidText, pad};
 
 /// How often a full disk is tried again, and how soon a failed creation is. Writing has to resume within a second of
@@ -121,6 +122,7 @@ pub struct Files {
     reports: Receiver<FilesReport>,
     thread: Option<JoinHandle<()>>,
     known: KnownRuns,
+    retention: Latest<Retention>,
 }
 
 impl Files {
@@ -144,8 +146,10 @@ impl Files {
         };
         let (requests, inbox) = unbounded();
         let (outbox, reports) = unbounded();
+        let retention = Latest::new(settings.retention);
         let mut worker = Worker {
             sweeper: Sweeper::new(settings.retention),
+            retention: retention.clone(),
             settings,
             next_number,
             open: Vec::new(),
@@ -158,15 +162,23 @@ impl Files {
         };
         let thread = std::thread::Builder::new()
             .name("store-files".into())
-            .spawn(move || worker.run(&inbox))
+            .spawn(move || match privilege::renounce() {
+                Ok(()) => worker.run(&inbox),
+                Err(error) => tracing::error!("store-files: giving up capabilities: {error}"),
+            })
             .map_err(|source| StoreError::io("start a thread for", Path::new("store-files"), source))?;
         let arrival_next = known.arrival_next;
-        Ok((Files { requests, reports, thread: Some(thread), known }, arrival_next))
+        Ok((Files { requests, reports, thread: Some(thread), known, retention }, arrival_next))
     }
 
     /// The runs and raw frames that the store held when it was opened: new ones are numbered from there.
     pub fn known_runs(&self) -> &KnownRuns {
         &self.known
+    }
+
+    /// The bounds: what is set there holds from the thread's next look on, at most [`RETENTION_EVERY`] later.
+    pub fn retention(&self) -> Latest<Retention> {
+        self.retention.clone()
     }
 
     /// Asks the thread for something. Never waits.
@@ -246,6 +258,7 @@ struct Worker {
     leftovers: Vec<SegmentFile>,
     _lock: Option<file::Lock>,
     sweeper: Sweeper,
+    retention: Latest<Retention>,
     retention_at: i64,
 }
 
@@ -398,6 +411,7 @@ impl Worker {
         if self.settings.single.is_some() {
             return;
         }
+        self.sweeper.set(**self.retention.look());
         let open: Vec<&Path> = self.open.iter().map(|segment| segment.path.as_path()).collect();
         match self.sweeper.sweep(&self.settings.directory, &open, clock::utc_ns(), self.retention_at) {
             Ok(sweep) => {

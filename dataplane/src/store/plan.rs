@@ -13,6 +13,7 @@ use crate::feed::handoff::Handoff;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::{CounterReader, counters};
+use crate::sync::latest::Latest;
 use crate::sync::metrics::{Kind, Sample};
 use crate::sys::frames::{Areas, FrameToken};
 use crate::units::{SIDES_MAX, Side, StreamId};
@@ -57,6 +58,7 @@ pub struct StoreView {
     books: Vec<StreamBooks>,
     names: Arc<Mutex<StreamNames>>,
     desk: Arc<Mutex<StoreDesk>>,
+    retention: Latest<Retention>,
 }
 
 /// One feed's messages in its store.
@@ -111,6 +113,7 @@ pub fn store_worker(parts: StoreParts) -> Result<(Box<dyn Worker>, Arc<StoreView
         books: vec![books.clone()],
         names: names.clone(),
         desk: desk.clone(),
+        retention: files.retention(),
     };
     let writer_settings = writer_settings(settings, arrival_first);
     let worker = StoreWorker::new(parts, writer_settings, files, writer, books, names, desk)?;
@@ -118,18 +121,23 @@ pub fn store_worker(parts: StoreParts) -> Result<(Box<dyn Worker>, Arc<StoreView
 }
 
 fn files_settings(store: &Store) -> FilesSettings {
-    let bound = |bytes: u64| (bytes > 0).then_some(bytes);
     FilesSettings {
         directory: store.path.clone(),
         single: None,
         preallocate_bytes: store.segment.0,
         block_bytes: store.block.0 as u32,
         direct: store.direct,
-        retention: Retention {
-            bytes_max: bound(store.retain.0),
-            age_ns_max: Some(store.retain_age.nanos()).filter(|&age| age > 0),
-            free_bytes_min: bound(store.free_min.0),
-        },
+        retention: retention(store),
+    }
+}
+
+/// The bounds of a store.
+pub fn retention(store: &Store) -> Retention {
+    let bound = |bytes: u64| (bytes > 0).then_some(bytes);
+    Retention {
+        bytes_max: bound(store.retain.0),
+        age_ns_max: Some(store.retain_age.nanos()).filter(|&age| age > 0),
+        free_bytes_min: bound(store.free_min.0),
     }
 }
 
@@ -157,6 +165,16 @@ pub fn store_books(views: &[Arc<StoreView>]) -> Vec<FeedBook> {
 }
 
 impl StoreView {
+    /// Its name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Other bounds: they hold from the files' thread's next look on, seconds later.
+    pub fn set_retention(&self, retention: Retention) {
+        self.retention.set(retention);
+    }
+
     fn feed_books(&self) -> Vec<FeedBook> {
         let cells = &self.books[0];
         let per_feed = cells.len() / self.feeds.len().max(1);

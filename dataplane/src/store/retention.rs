@@ -147,6 +147,11 @@ impl Sweeper {
         Sweeper { retention, offset_ns: None, doubtful: false, age_again: i64::MIN }
     }
 
+    /// Other bounds from the next sweep on.
+    pub fn set(&mut self, retention: Retention) {
+        self.retention = retention;
+    }
+
     /// Deletes until every bound holds. `open`: the files of the running writer, which count for nothing.
     pub fn sweep(
         &mut self,

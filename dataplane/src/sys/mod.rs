@@ -25,6 +25,8 @@ pub mod nic;
 pub mod packet_tx;
 #[cfg(feature = "ledger-client")]
 pub mod poll;
+#[cfg(feature = "runtime")]
+pub mod privilege;
 #[cfg(feature = "ledger")]
 pub mod process;
 #[cfg(any(feature = "mirror", feature = "ledger-client"))]

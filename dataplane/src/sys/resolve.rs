@@ -3,6 +3,8 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
+use super::privilege;
+
 /// Turns one name into addresses, each time that it is asked.
 pub struct Resolver {
     fixed: Option<SocketAddr>,
@@ -23,6 +25,10 @@ impl Resolver {
             let name = name.to_string();
             // It ends with the resolver: `ask` closes.
             let work = move || {
+                if let Err(error) = privilege::renounce() {
+                    let _ = answer.send(Err(format!("giving up capabilities: {error}")));
+                    return;
+                }
                 while asked.recv().is_ok() {
                     if answer.send(resolve(&name)).is_err() {
                         return;

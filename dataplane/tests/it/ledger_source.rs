@@ -539,6 +539,61 @@ impl Source for Told {
     }
 }
 
+/// A source that always has as much as is taken: whoever emits into it waits.
+struct Brimful {
+    begun: bool,
+    left_bytes: usize,
+    ended: bool,
+    capacity_bytes: Option<usize>,
+}
+
+impl Source for Brimful {
+    fn description(&self) -> String {
+        "brimful".into()
+    }
+
+    fn start(&mut self, _now: i64) -> Result<Vec<RawFd>, SourceError> {
+        Ok(Vec::new())
+    }
+
+    fn poll(&mut self, room: &mut [u8], _now: i64) -> Result<Poll, SourceError> {
+        if !std::mem::replace(&mut self.begun, true) {
+            return Ok(Poll::Begin { sequence: 3, bytes: Some(self.left_bytes as u64) });
+        }
+        let bytes = room.len().min(self.left_bytes);
+        if bytes == 0 {
+            return Ok(if std::mem::replace(&mut self.ended, true) { Poll::Finished } else { Poll::End });
+        }
+        room[..bytes].fill(7);
+        self.left_bytes -= bytes;
+        Ok(Poll::Bytes(bytes))
+    }
+
+    fn capacity(&self) -> Option<usize> {
+        self.capacity_bytes
+    }
+}
+
+#[test]
+fn a_full_pipe_is_read_before_anything_is_packed() {
+    for policy in [Policy::Always, Policy::Auto] {
+        let setup = Setup { policy, ..Setup::default() };
+        let raw = |capacity_bytes| {
+            let source = Brimful { begun: false, left_bytes: 8 << 20, ended: false, capacity_bytes };
+            let (ledgers, outcome, _) = Running::start(Box::new(source), &setup).all();
+            assert_eq!((ledgers.len(), outcome), (1, Outcome::Ended));
+            let chunks = &ledgers[0].chunks;
+            let raw: Vec<usize> = (0..chunks.len()).filter(|&at| chunks[at].1 == Codec::Raw).collect();
+            (raw.first().copied(), raw.len(), ledgers[0].fallbacks)
+        };
+        // Turns of 1 MiB are four chunks: full in the first two, as it is from the third on.
+        let (first, count, fallbacks) = raw(Some(64 << 10));
+        assert_eq!((first, count), (Some(8), fallbacks), "{policy:?}");
+        assert!(fallbacks >= 24, "{policy:?}: {fallbacks}");
+        assert_eq!(raw(None), (None, 0, 0), "{policy:?}: nobody waits for a player");
+    }
+}
+
 #[test]
 fn a_source_that_rewinds_skips_or_repeats_ends_the_run_and_says_so() {
     let setup = Setup { policy: Policy::Never, encoders: 0, ..Setup::default() };

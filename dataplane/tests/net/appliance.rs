@@ -136,6 +136,11 @@ impl Run {
         run
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.join("run.log")).unwrap_or_default()

@@ -7,11 +7,13 @@ mod common;
 
 mod appliance;
 mod capture;
+mod faults;
 mod hosts;
 mod ledger_bench;
 mod ledger_disk;
 mod live;
 mod play;
+mod privilege;
 mod refusals;
 mod ring;
 mod ring_serve;

@@ -11,7 +11,7 @@ use super::SourceError;
 use crate::ledger::chunker::Layout;
 use crate::ledger::pool::Buffer;
 use crate::sys::cpu::Event;
-use crate::sys::signal;
+use crate::sys::{privilege, signal};
 
 /// Ledgers in memory: the one that is being emitted and the one after it.
 const LEDGERS: usize = 2;
@@ -73,7 +73,11 @@ impl Ahead {
         }
         let rings = event.clone();
         let thread = std::thread::Builder::new().name("sluice-ahead".into());
-        let thread = signal::shielded(|| thread.spawn(move || make(maker, &layout, &wants, &done, &rings)));
+        let work = move || match privilege::renounce() {
+            Ok(()) => make(maker, &layout, &wants, &done, &rings),
+            Err(error) => drop(done.send(Err(format!("giving up capabilities: {error}")))),
+        };
+        let thread = signal::shielded(|| thread.spawn(work));
         let thread = thread.map_err(|error| failed("thread", error))?;
         Ok(Ahead { ready, wanted: Some(wanted), event, thread: Some(thread) })
     }

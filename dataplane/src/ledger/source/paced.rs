@@ -12,7 +12,7 @@ use crate::units::NANOS_PER_MILLI;
 /// hash when a chunk's last byte is due, not 256 KiB (25 µs).
 const PIECE_BYTES: usize = 32 << 10;
 /// How long after a ledger's end the next but one is made, at most: those who receive the last one are left in peace until then.
-const ANOTHER_NS_MAX: i64 = 20 * NANOS_PER_MILLI;
+const ANOTHER_NS_MAX: i64 = 60 * NANOS_PER_MILLI;
 
 /// A ledger that begins so much after it was due begins a new grid. A core that wakes up late for it, even on a busy host, does not.
 const LATE_NS: i64 = 5 * NANOS_PER_MILLI;

@@ -1,0 +1,121 @@
+//! SIGHUP: the configuration file is read again, what can change in a running appliance changes, and what cannot is named.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::check;
+use crate::config::{self, Change, Config};
+use crate::ledger::reload::Reload;
+use crate::store::plan::StoreView;
+use crate::{ledger, store};
+
+/// The configuration that runs, and where it came from.
+pub struct Reloader {
+    path: PathBuf,
+    running: Config,
+}
+
+/// What a change needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Needs {
+    /// Nothing: a store's bounds.
+    StoreRetention,
+    /// Nothing: the bounds of kept ledgers.
+    LedgerRetention,
+    /// A restart.
+    Restart,
+}
+
+fn needs(change: &Change) -> Needs {
+    match (change.section.as_str(), change.key.as_str()) {
+        (section, "retain" | "retain_age" | "free_min") if section.starts_with("store ") => Needs::StoreRetention,
+        ("ledger.serve", "retention" | "retention_bytes" | "retention_age") => Needs::LedgerRetention,
+        _ => Needs::Restart,
+    }
+}
+
+impl Reloader {
+    /// For the configuration that was read from `path`.
+    pub fn new(path: &Path, running: Config) -> Reloader {
+        Reloader { path: path.to_path_buf(), running }
+    }
+
+    /// Reads the file, changes what can be changed, and logs each change with what became of it. A file that would be refused changes
+    /// nothing. Certificates and tokens are read again in any case.
+    pub fn reload(&mut self, stores: &[Arc<StoreView>], ledger: Option<&Reload>) {
+        match self.read() {
+            Ok(config) => self.take(&config, stores, ledger),
+            Err(refusals) => {
+                for refusal in refusals {
+                    tracing::error!("SIGHUP: {refusal}; the configuration so far stays");
+                }
+            }
+        }
+        if let Some(ledger) = ledger {
+            ledger.reload();
+        }
+    }
+
+    fn read(&self) -> Result<Config, Vec<String>> {
+        let config = config::load(&self.path).map_err(|error| vec![error.to_string()])?;
+        let findings = check::findings(&config);
+        if findings.is_empty() { Ok(config) } else { Err(findings.iter().map(ToString::to_string).collect()) }
+    }
+
+    fn take(&mut self, config: &Config, stores: &[Arc<StoreView>], ledger: Option<&Reload>) {
+        let changes = config::changes(&self.running, config);
+        if changes.is_empty() {
+            tracing::info!(config = %self.path.display(), "SIGHUP: the configuration is the one that runs");
+        }
+        for change in &changes {
+            match needs(change) {
+                Needs::Restart => tracing::warn!("SIGHUP: {change}: needs a restart; until then it stays as it was"),
+                Needs::StoreRetention | Needs::LedgerRetention => tracing::info!("SIGHUP: {change}: holds from now on"),
+            }
+        }
+        if changes.iter().any(|change| needs(change) == Needs::StoreRetention) {
+            self.take_stores(config, stores);
+        }
+        if changes.iter().any(|change| needs(change) == Needs::LedgerRetention) {
+            self.take_ledger(config, ledger);
+        }
+    }
+
+    fn take_stores(&mut self, config: &Config, stores: &[Arc<StoreView>]) {
+        for running in &mut self.running.stores {
+            let Some(now) = config.stores.iter().find(|store| store.name == running.name) else { continue };
+            (running.retain, running.retain_age, running.free_min) = (now.retain, now.retain_age, now.free_min);
+            if let Some(view) = stores.iter().find(|view| view.name() == running.name) {
+                view.set_retention(store::plan::retention(running));
+            }
+        }
+    }
+
+    fn take_ledger(&mut self, config: &Config, ledger: Option<&Reload>) {
+        let (Some(running), Some(now)) = (&mut self.running.ledger.serve, &config.ledger.serve) else { return };
+        running.retention = now.retention;
+        running.retention_bytes = now.retention_bytes;
+        running.retention_age = now.retention_age;
+        if let Some(ledger) = ledger {
+            ledger.set_bounds(ledger::plan::bounds(running));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_a_place_to_change_is_taken_without_a_restart() {
+        let change = |section: &str, key: &str| {
+            needs(&Change { section: section.into(), key: key.into(), from: "1".into(), to: "2".into() })
+        };
+        assert_eq!(change("store \"main\"", "retain"), Needs::StoreRetention);
+        assert_eq!(change("store \"main\"", "path"), Needs::Restart);
+        assert_eq!(change("store \"main\"", ""), Needs::Restart);
+        assert_eq!(change("ledger.serve", "retention_age"), Needs::LedgerRetention);
+        assert_eq!(change("feed \"deep\"", "retain"), Needs::Restart);
+        assert_eq!(change("core", "order"), Needs::Restart);
+    }
+}

@@ -1,0 +1,229 @@
+//! Everything at once in one process (capture, store, ring, serve, ledgers), under load, with what can happen to it; afterwards every
+//! residue is 0, what was durable is there, and memory and descriptors are what they were.
+//!
+//! The clock is not stepped here: the machine's is everybody's. `store::retention`, `ledger::keeper` and `feed` have tests in which
+//! it is an argument.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use sluice::sys::clock;
+
+use super::appliance::{
+    Config, Publisher, Run, check_store, done, emitted, number, output, queues, sluice, stored, streams, until,
+    workspace,
+};
+use crate::common::mirrors::Shm;
+use crate::common::netns::{self, Raw, Veth, ip};
+
+/// Segments a second on each side: every fault below lasts for hundreds of them.
+const SEGMENTS_PER_SECOND: u64 = 2_000;
+/// Bytes of each message's body.
+const BODY_BYTES: usize = 120;
+const MIRRORED: &str = "127.0.0.1:7400";
+const LEDGERS: &str = "127.0.0.1:8462";
+/// How much memory may come in the second half of a run that does the same as the first: a kept ledger's pages, a table that doubles.
+const GROWTH_KIB_MAX: u64 = 24 << 10;
+
+/// What is in the process beside capture and store.
+fn sections(ring: &Shm) -> String {
+    format!(
+        "stall = \"10s\"\n[[ring.serve]]\nname = \"deep\"\ncore = \"work\"\nring = \"{}\"\nbind = \"{MIRRORED}\"\n\
+         [ledger.serve]\ncore = \"work\"\nlisten = \"{LEDGERS}\"\nsource = \"synthetic\"\nsynthetic_size = \"64KiB\"\n\
+         synthetic_interval = \"50ms\"\nemit_window = \"5ms\"\nretention = 200\ndata_dir = \"ledgers\"\nspin = \"never\"\n",
+        ring.text()
+    )
+}
+
+/// Sends the same segments into both sides until it is told to stop; returns how many.
+fn load(session: u32, sides: [&Veth; 2], stop: &AtomicBool, sent: &AtomicU64) {
+    let senders = sides.map(|side| Raw::sender(&side.outside));
+    let mut publisher = Publisher::new(session, BODY_BYTES);
+    let start = clock::monotonic_ns();
+    while !stop.load(Ordering::Relaxed) {
+        let due = (clock::monotonic_ns() - start) as u64 * SEGMENTS_PER_SECOND / 1_000_000_000;
+        // After a pause of this program what is due comes bounded, not all at once.
+        for _ in 0..(due.saturating_sub(sent.load(Ordering::Relaxed))).min(64) {
+            let frame = publisher.frame(1);
+            // A link that is down takes nothing: that is the fault.
+            let _ = senders.each_ref().map(|sender| sender.try_send(&frame));
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+        clock::sleep(Duration::from_micros(500));
+    }
+}
+
+fn descriptors(process: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{process}/fd")).expect("it runs").count()
+}
+
+fn resident_kib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the field");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// A command of ours, killed when dropped.
+struct Other(Child);
+
+impl Other {
+    fn start(directory: &Path, words: &str) -> Other {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let mut command = sluice(directory, &words);
+        Other(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts"))
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Readers come and are killed in the middle of what they get; some never say a word.
+fn churn(directory: &Path, copy: &Shm) {
+    let mirror = format!("ring mirror {MIRRORED} {} --from oldest", copy.text());
+    let follow = format!("ledger follow ws://{LEDGERS} --start 1");
+    for _ in 0..4 {
+        let others = [Other::start(directory, &mirror), Other::start(directory, &follow)];
+        let silent: Vec<TcpStream> =
+            [MIRRORED, LEDGERS].iter().flat_map(|to| (0..8).filter_map(move |_| TcpStream::connect(to).ok())).collect();
+        clock::sleep(Duration::from_millis(250));
+        drop(others);
+        drop(silent);
+    }
+}
+
+/// Everything that may happen, once.
+fn faults(run: &Run, directory: &Path, side: &Veth, copy: &Shm) {
+    churn(directory, copy);
+    run.signal(Signal::SIGSTOP);
+    clock::sleep(Duration::from_millis(700));
+    run.signal(Signal::SIGCONT);
+    let before = emitted(&run.status());
+    run.until("it goes on after the stop", |status| emitted(status) > before);
+    ip(&format!("link set {} down", side.inside));
+    clock::sleep(Duration::from_millis(300));
+    ip(&format!("link set {} up", side.inside));
+    let received = queues(&run.status(), &side.inside, "received");
+    run.until("the side comes back", |status| queues(status, &side.inside, "received") > received);
+}
+
+/// The table's rows that are not in balance and do not come into it while nothing is sent.
+fn residue(status: &Value) -> u64 {
+    status["capture"]["residue"].as_u64().expect("a number")
+}
+
+#[test]
+fn under_load_and_faults_nothing_is_lost_uncounted_and_nothing_leaks() {
+    netns::run(|| {
+        let folder = workspace();
+        let directory = folder.path();
+        let (a, b) = (Veth::new("a", 1, 1500), Veth::new("b", 1, 1500));
+        let (ring, copy, last) = (Shm::new("faults"), Shm::new("faults-m"), Shm::new("faults-l"));
+        let control = sections(&ring);
+        let config = Config {
+            sides: vec![&a.inside, &b.inside],
+            feed: &format!("link = 1024\nhold = \"200ms\"\npublish = \"{}\"", ring.text()),
+            store: "segment = \"4MiB\"\nretain = \"64MiB\"",
+            control: &control,
+            ..Config::default()
+        };
+        let run = Run::start(directory, &config);
+        let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (mut resident, mut open) = (Vec::new(), Vec::new());
+        std::thread::scope(|scope| {
+            // Frames leave through this namespace's interfaces: the thread is made in it.
+            scope.spawn(|| load(7, [&a, &b], &stop, &sent));
+            run.until("messages come", |status| emitted(status) > 1_000);
+            for _ in 0..3 {
+                faults(&run, directory, &a, &copy);
+                // Who was let go is gone.
+                let idle = until("descriptors are given back", || {
+                    let now = descriptors(run.id());
+                    clock::sleep(Duration::from_millis(200));
+                    (now == descriptors(run.id())).then_some(now)
+                });
+                open.push(idle);
+                resident.push(resident_kib(run.id()));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        eprintln!("{} segments a side; resident KiB {resident:?}, descriptors {open:?}", sent.load(Ordering::Relaxed));
+        assert!(open[2] <= open[1], "descriptors after each round: {open:?}");
+        assert!(resident[2] <= resident[1] + GROWTH_KIB_MAX, "KiB after each round: {resident:?}");
+        run.until("what is in flight arrives", |status| residue(status) == 0);
+        // Whoever comes last gets all that there is, as it was published.
+        let mirror = Other::start(directory, &format!("ring mirror {MIRRORED} {} --from oldest", last.text()));
+        let head = |path: &str| -> Option<u64> {
+            let told = output(directory, &["ring", "stat", path, "--json"]);
+            serde_json::from_slice::<Value>(&told.stdout).ok()?["head"].as_u64()
+        };
+        let published = head(ring.text()).expect("the ring is there");
+        until("the last mirror has everything", || (head(last.text()) == Some(published)).then_some(()));
+        let status = run.status();
+        let latest = status["ledger"]["latest"].as_u64().expect("ledgers were served");
+        let oldest = status["ledger"]["oldest"].as_u64().expect("and kept");
+        let follow = format!("ledger follow ws://{LEDGERS} --start {oldest} --end {latest}");
+        done(directory, &follow.split_whitespace().collect::<Vec<_>>());
+        drop(mirror);
+        let report = run.stop();
+        check_store(&report, directory);
+        done(directory, &["store", "verify", "store"]);
+        let lost: u64 = streams(&report).iter().map(|stream| number(stream, "gap")).sum();
+        eprintln!("lost on both sides: {lost}");
+        assert!(emitted(&report) > 5_000, "{}", emitted(&report));
+    });
+}
+
+#[test]
+fn what_was_durable_before_a_kill_is_there_and_the_next_start_goes_on() {
+    netns::run(|| {
+        let folder = workspace();
+        let directory = folder.path();
+        let (a, b) = (Veth::new("a", 1, 1500), Veth::new("b", 1, 1500));
+        let ring = Shm::new("kills");
+        let control = sections(&ring);
+        let feed = format!("link = 1024\nhold = \"200ms\"\npublish = \"{}\"", ring.text());
+        let config = Config {
+            sides: vec![&a.inside, &b.inside],
+            feed: &feed,
+            store: "segment = \"4MiB\"\nfsync = \"block\"\nflush = \"50ms\"",
+            control: &control,
+            ..Config::default()
+        };
+        let (mut durable, mut ledgers) = (0, 0);
+        for round in 0..3 {
+            let run = Run::start(directory, &config);
+            let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| load(10 + round, [&a, &b], &stop, &sent));
+                let enough = |status: &Value| status["stores"][0]["stored"].as_u64().expect("a count") > 800;
+                let status = run.until("messages are on the disk", enough);
+                // With fsync = "block" what is stored is durable.
+                durable += status["stores"][0]["stored"].as_u64().expect("a count");
+                let latest =
+                    status["ledger"]["durable"].as_u64().or(status["ledger"]["latest"].as_u64()).expect("ledgers");
+                assert!(latest >= ledgers, "round {round}: ledger {latest}, before the kill {ledgers}");
+                ledgers = latest.saturating_sub(1);
+                run.kill();
+                stop.store(true, Ordering::Relaxed);
+            });
+            let verified = output(directory, &["store", "verify", "store"]);
+            assert!(matches!(verified.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&verified.stderr));
+        }
+        // The last one seals what the kills left, and ends well.
+        let run = Run::start(directory, &config);
+        run.until("it captures", |status| status["capture"]["residue"] == 0);
+        run.stop();
+        done(directory, &["store", "verify", "store"]);
+        let found: usize = stored(directory, "store").values().map(std::collections::BTreeMap::len).sum();
+        assert!(found as u64 >= durable, "{found} messages by a re-read, {durable} were durable");
+    });
+}
