@@ -14,6 +14,7 @@ mod ledger_disk;
 mod live;
 mod play;
 mod privilege;
+mod readme;
 mod refusals;
 mod ring;
 mod ring_serve;
