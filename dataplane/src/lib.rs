@@ -13,6 +13,8 @@ pub mod capture;
 pub mod cli;
 #[cfg(feature = "runtime")]
 pub mod config;
+#[cfg(feature = "appliance")]
+pub mod doctor;
 #[cfg(feature = "capture")]
 pub mod feed;
 #[cfg(feature = "ledger-client")]

@@ -1,5 +1,5 @@
 //! `cargo xtask golden FILE [--packets N]`: cuts a fixture from a capture and makes its golden with a foreign decoder,
-//! PyPI `iex-parser`, in a Python environment of its own under target/.
+//! PyPI `iex-parser`, in a Python environment of its own under target/. `--doctor` writes those of `sluice doctor` anew.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,11 @@ const DECODER: &str = "iex-parser==1.7.0";
 #[derive(clap::Args)]
 pub struct Args {
     /// The capture: pcap or pcapng, plain or gzip, IEX-TP with DEEP 1.0, TOPS 1.6 or TOPS 1.5.
-    file: PathBuf,
+    #[arg(required_unless_present = "doctor")]
+    file: Option<PathBuf>,
+    /// Write what `sluice doctor` says of the captured hosts in dataplane/tests/doctor: read the difference before you commit it.
+    #[arg(long, exclusive = true)]
+    doctor: bool,
     /// Cut the first N packets into a fixture of their own; without it the golden is of the file as it is.
     #[arg(long)]
     packets: Option<u64>,
@@ -23,11 +27,12 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: Args) -> Result<(), String> {
+    let Some(file) = &args.file else { return doctor() };
     if args.packets == Some(0) {
         return Err("golden: --packets 0 leaves nothing: give a number from 1".into());
     }
     let here = |path: &Path| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
-    let file = here(&args.file)?;
+    let file = here(file)?;
     if !file.is_file() {
         return Err(format!("golden: {} is no file", file.display()));
     }
@@ -41,6 +46,12 @@ pub fn run(args: Args) -> Result<(), String> {
     // Not shown as a command line: the script is its first argument.
     let status = golden.status().map_err(|error| format!("golden: cannot start Python: {error}"))?;
     status.success().then_some(()).ok_or_else(|| format!("golden: the decoder failed ({status})"))
+}
+
+/// The test that compares writes instead, when it is told to.
+fn doctor() -> Result<(), String> {
+    let mut cargo = shell::cargo(&["test", "-p", "sluice", "--all-features", "--test", "it", "doctor::goldens"]);
+    shell::run(cargo.env("SLUICE_WRITE_GOLDENS", "1"))
 }
 
 /// Makes the environment once; its Python.

@@ -26,9 +26,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ring", JOB),
     ("ledger", JOB),
     ("host", JOB),
+    ("doctor", &["config", "sys", "units"]),
     (
         "cli",
-        &["host", "capture", "store", "ring", "ledger", "runtime", "config", "feed", "wire", "sync", "sys", "units"],
+        &[
+            "doctor", "host", "capture", "store", "ring", "ledger", "runtime", "config", "feed", "wire", "sync", "sys",
+            "units",
+        ],
     ),
     ("main", &["cli"]),
 ];
@@ -194,6 +198,7 @@ fn is_pure(inside: &str) -> bool {
         "ledger/url",
     ];
     inside.starts_with("feed/")
+        || inside.starts_with("doctor/findings/")
         || inside.starts_with("wire/")
         || (inside.starts_with("ring/mirror/") && !worker)
         || (inside.starts_with("store/block") && !worker)

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 
 pub mod appliance;
 pub mod check;
+pub mod doctor;
 pub mod explain;
 pub mod feed;
 pub mod ledger;
@@ -80,6 +81,8 @@ pub enum Command {
     Run(run::Args),
     /// Find everything that run would refuse in a configuration; no root needed.
     Check(check::Args),
+    /// Judge whether this host, or a captured one, is fit for a configuration; changes nothing.
+    Doctor(doctor::Args),
     /// Show the live counters of a running appliance.
     Stat(stat::Args),
     /// Look at, cut, generate and play feeds.
@@ -110,6 +113,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Feed(command) => feed::run(command),
         Command::Ring(command) => ring::run(command),

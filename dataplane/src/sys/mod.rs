@@ -9,12 +9,16 @@ pub mod bpf;
 pub mod clock;
 #[cfg(feature = "runtime")]
 pub mod cpu;
+#[cfg(feature = "capture")]
+pub mod ethtool;
 #[cfg(feature = "runtime")]
 pub mod file;
 #[cfg(feature = "capture")]
 pub mod frames;
 #[cfg(feature = "ring")]
 pub mod futex;
+#[cfg(feature = "capture")]
+pub mod host;
 #[cfg(feature = "capture")]
 mod netlink;
 #[cfg(feature = "ledger")]

@@ -28,9 +28,14 @@ pub(super) struct Message {
 impl Netlink {
     /// Opens the socket and joins the multicast `groups` (a bit mask; 0 for request and answer only).
     pub fn open(groups: u32, non_blocking: bool) -> io::Result<Netlink> {
+        Netlink::open_family(libc::NETLINK_ROUTE, groups, non_blocking)
+    }
+
+    /// As [`Netlink::open`], for a family other than routing.
+    pub fn open_family(family: libc::c_int, groups: u32, non_blocking: bool) -> io::Result<Netlink> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | if non_blocking { libc::SOCK_NONBLOCK } else { 0 };
         // SAFETY: socket() takes no pointer.
-        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, family) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }

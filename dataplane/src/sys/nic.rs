@@ -309,7 +309,7 @@ impl Interface {
     }
 
     /// One `SIOCETHTOOL` call; `data` points to the structure that the command asks for.
-    fn ethtool(&self, data: *mut libc::c_char) -> io::Result<()> {
+    pub(super) fn ethtool(&self, data: *mut libc::c_char) -> io::Result<()> {
         // SAFETY: socket() takes no pointer.
         let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
@@ -325,7 +325,7 @@ impl Interface {
             *to = *from as libc::c_char;
         }
         request.ifr_ifru.ifru_data = data;
-        // SAFETY: `request` is a valid ifreq whose data pointer is, by every caller of this private function, to a
+        // SAFETY: `request` is a valid ifreq whose data pointer is, by every caller (all in `sys`), to a
         // writable structure of the command's size.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

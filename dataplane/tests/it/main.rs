@@ -11,6 +11,7 @@ mod cli_store;
 mod config_examples;
 mod docs_ledger;
 mod docs_sizing;
+mod doctor;
 mod gap_rules;
 mod gap_truth;
 mod generate;

@@ -7,6 +7,7 @@ mod common;
 
 mod appliance;
 mod capture;
+mod doctor;
 mod faults;
 mod hosts;
 mod ledger_bench;
