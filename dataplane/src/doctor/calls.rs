@@ -217,6 +217,7 @@ fn trial_bind(interface: &Interface, forced: bool) -> Trial {
         frame_count: TRIAL_FRAMES,
         fill_ring: TRIAL_RING,
         receive_ring: TRIAL_RING,
+        jumbo_slots: 1,
         zero_copy: ZeroCopy::Require,
         huge_pages: false,
         stamped: false,

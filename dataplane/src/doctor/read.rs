@@ -109,7 +109,7 @@ fn processors(tree: &Tree, asked: &Asked) -> Processors {
 fn processor(tree: &Tree, cpu: usize) -> Processor {
     let base = format!("{CPUS}/cpu{cpu}");
     let states = tree.list(&format!("{base}/cpuidle"));
-    let state = |name: &String| {
+    let state = |name: &String| -> Fact<IdleState> {
         let at = format!("{base}/cpuidle/{name}");
         let (exit_us, disabled) =
             (tree.number(&format!("{at}/latency"))?, tree.number::<u32>(&format!("{at}/disable"))?);
@@ -191,7 +191,7 @@ fn interfaces(tree: &Tree, calls: &Calls, asked: &Asked) -> BTreeMap<String, Fac
     let names: Vec<&String> =
         if asked.interfaces.is_empty() { calls.interfaces.keys().collect() } else { asked.interfaces.iter().collect() };
     let interrupts = tree.text("proc/interrupts");
-    let nic = |name: &&String| {
+    let nic = |name: &&String| -> Fact<Nic> {
         let answers = calls_of(calls, name)?;
         Ok(nic(tree, answers, &interrupts))
     };
@@ -236,7 +236,7 @@ fn interrupts_of(tree: &Tree, device: &str, name: &str, all: &Fact<String>) -> F
     let all = all.as_ref().map_err(|unread| *unread)?;
     let listed = tree.list(&format!("{device}/msi_irqs"));
     let ours = |number: u32, title: &str| match &listed {
-        Ok(numbers) => numbers.iter().any(|listed| listed.parse() == Ok(number)),
+        Ok(numbers) => numbers.iter().any(|listed| listed.parse::<u32>() == Ok(number)),
         Err(_) => title == name || title.strip_prefix(name).is_some_and(|rest| rest.starts_with(['-', '@', '.'])),
     };
     let found = all.lines().filter_map(|line| {

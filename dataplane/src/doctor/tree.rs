@@ -18,11 +18,11 @@ pub struct Tree {
     root: PathBuf,
     /// Names that could not be read when the tree was captured.
     denied: BTreeSet<String>,
-    copy: Option<Copy>,
+    copy: Option<Recording>,
 }
 
 /// Where what is read goes, too.
-struct Copy {
+struct Recording {
     to: PathBuf,
     denied: RefCell<BTreeSet<String>>,
     failed: RefCell<Option<String>>,
@@ -41,7 +41,7 @@ impl Tree {
 
     /// This host's, and whatever is read is written below `to`.
     pub fn capturing(to: &Path) -> Tree {
-        let copy = Copy { to: to.to_path_buf(), denied: RefCell::default(), failed: RefCell::default() };
+        let copy = Recording { to: to.to_path_buf(), denied: RefCell::default(), failed: RefCell::default() };
         Tree { copy: Some(copy), ..Tree::live() }
     }
 

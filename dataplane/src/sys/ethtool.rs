@@ -14,7 +14,6 @@ const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GCOALESCE: u32 = 0x0e;
 const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
-const ETHTOOL_GRXRINGS: u32 = 0x2d;
 const ETHTOOL_GRXCLSRLCNT: u32 = 0x2e;
 const ETHTOOL_GRXCLSRULE: u32 = 0x2f;
 const ETHTOOL_GRXCLSRLALL: u32 = 0x30;
@@ -226,14 +225,6 @@ impl Interface {
         (words[0], words[1]) = (ETHTOOL_GRXFHINDIR, size);
         self.ethtool(words.as_mut_ptr().cast())?;
         Ok(words.split_off(2))
-    }
-
-    /// Queues that RSS may spread over, as the driver counts them.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn rss_queues(&self) -> io::Result<u32> {
-        Ok(self.asked(ETHTOOL_GRXRINGS, RXNFC_WORDS)?[2])
     }
 
     /// Its steering rules.

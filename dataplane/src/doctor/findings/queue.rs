@@ -109,7 +109,7 @@ fn flow_rules(report: &mut Report<'_>, interface: &Captured<'_>) {
     let beyond = rules.iter().find(|rule| rule.queue.is_some_and(|queue| queue >= has));
     let dropped = rules.iter().filter(|rule| rule.queue.is_none());
     let dropped =
-        dropped.flat_map(|rule| groups.iter().filter(|group| takes(rule, group)).map(move |group| (rule, group)));
+        dropped.flat_map(|rule| groups.iter().filter(move |group| takes(rule, group)).map(move |group| (rule, group)));
     if let Some((rule, group)) = dropped.into_iter().next() {
         let seen = format!("rule {} drops {group}", rule.location);
         report.fail(&RULES_OF_FLOWS, name, seen, format!("ethtool -N {name} delete {}", rule.location));
