@@ -236,7 +236,7 @@ fn harm() -> impl Strategy<Value = Harm> {
         ["", "-1", "99999999999999999999", "0-99999", "4,,-", "\u{fffd}", "[", "max", "0x10", "\n\n: : :", "\0"];
     prop_oneof![
         (0_usize..200).prop_map(Harm::Cut),
-        proptest::sample::select(&words[..]).prop_map(|word| Harm::Put(word.to_owned())),
+        proptest::sample::select(words.to_vec()).prop_map(|word| Harm::Put(word.to_owned())),
         "\\PC{0,40}".prop_map(Harm::Put),
         Just(Harm::Take),
         Just(Harm::Deny),

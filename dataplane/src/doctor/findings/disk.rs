@@ -85,7 +85,8 @@ fn file_system(report: &mut Report<'_>, key: &str, path: &Path, directory: &Dire
         report.ok(&FILE_SYSTEM, key, format!("{at}: {kind}"));
     } else {
         let seen = format!("{at}: {kind}: not tried; ext4 and xfs are");
-        report.warn(&FILE_SYSTEM, key, seen, "findmnt -T PATH   # and move it to ext4 or xfs");
+        let command = format!("findmnt -T {}   # and move it to ext4 or xfs", directory.existing.display());
+        report.warn(&FILE_SYSTEM, key, seen, command);
     }
 }
 
@@ -157,7 +158,8 @@ fn shared_memory(report: &mut Report<'_>, key: &str, directory: &Directory, need
     let at = directory.existing.display();
     let seen = format!("{} for its ring, {} free in {at}", bytes(needed), bytes(free));
     if free < needed {
-        report.fail(&SHARED_MEMORY, key, seen, format!("df -h {at}; mount -o remount,size=SIZE {at}"));
+        let size = directory.total_bytes.unwrap_or(0).saturating_add(needed);
+        report.fail(&SHARED_MEMORY, key, seen, format!("mount -o remount,size={size} {at}   # and into /etc/fstab"));
     } else {
         report.ok(&SHARED_MEMORY, key, seen);
     }

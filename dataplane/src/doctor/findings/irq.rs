@@ -74,7 +74,10 @@ fn map(report: &mut Report<'_>, interface: &Captured<'_>) {
         let hit = interrupts.iter().find(|irq| irq.cpus.iter().flatten().any(|cpu| cpus.contains(cpu)));
         hit.map(|irq| (irq.number, irq.name.clone(), lists::format(irq.cpus.as_deref().unwrap_or_default())))
     };
-    let tune = format!("sluice-tune apply --interface {name} --cores {}", lists::format(&workers));
+    let tune = match left_over(report).is_empty() {
+        true => "leave a CPU without a core first (cpu.left_over)".to_owned(),
+        false => format!("sluice-tune apply --interface {name} --cores {}", lists::format(&workers)),
+    };
     if let Some((number, title, at)) = on(&spinning) {
         let seen = format!("{all}; {number} ({title}) on CPU {at}, which a spinning core has");
         report.warn(&MAP, name, seen, tune);
@@ -87,6 +90,13 @@ fn map(report: &mut Report<'_>, interface: &Captured<'_>) {
     } else {
         report.ok(&MAP, name, all);
     }
+}
+
+/// CPUs that no core has.
+fn left_over(report: &Report<'_>) -> Vec<usize> {
+    let taken = report.configured_cpus();
+    let online = report.host.processors.online.iter().flatten();
+    online.copied().filter(|cpu| !taken.contains(cpu)).collect()
 }
 
 fn spinning_cpus(report: &Report<'_>) -> Vec<usize> {
@@ -107,7 +117,8 @@ fn threaded(report: &mut Report<'_>, interface: &Captured<'_>) {
     match report.known_or(&THREADED, name, "its mode of receiving", &interface.nic.threaded, absent) {
         Some(false) => report.ok(&THREADED, name, "off"),
         Some(true) => {
-            let command = format!("for thread in $(pgrep 'napi/{name}-'); do taskset -cp CPU \"$thread\"; done");
+            let cpus = lists::format(&left_over(report));
+            let command = format!("for thread in $(pgrep 'napi/{name}-'); do taskset -cp {cpus} \"$thread\"; done");
             report.warn(&THREADED, name, "on", command);
         }
         None => {}

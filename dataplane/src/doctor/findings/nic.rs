@@ -39,6 +39,11 @@ pub(super) fn judge(report: &mut Report<'_>) {
     }
     for interface in report.interfaces.clone() {
         present(report, &interface);
+    }
+    // One interface under two names is judged once.
+    let mut seen = std::collections::BTreeSet::new();
+    report.interfaces.retain(|interface| seen.insert(interface.nic.link.index));
+    for interface in report.interfaces.clone() {
         link(report, &interface);
         default_route(report, &interface);
         if report.config.is_some() {

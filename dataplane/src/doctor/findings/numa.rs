@@ -92,7 +92,9 @@ fn memory(report: &mut Report<'_>) {
         let core_node = cpu.and_then(|cpu| node_of(report, cpu));
         if !report.host.memory.nodes.contains_key(&node) {
             fine = false;
-            report.fail(&MEMORY, "", format!("{what} = {node}, and the host has no such node"), "numactl --hardware");
+            let nodes: Vec<usize> = report.host.memory.nodes.keys().map(|number| *number as usize).collect();
+            let command = format!("set it to one of {}, or leave it out", lists::format(&nodes));
+            report.fail(&MEMORY, "", format!("{what} = {node}, and the host has no such node"), command);
         } else if let Some(core_node) = core_node.filter(|core_node| *core_node != node) {
             fine = false;
             let seen = format!("{what} = {node}, but its writer's core \"{core}\" is on node {core_node}");

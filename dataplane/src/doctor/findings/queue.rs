@@ -106,18 +106,20 @@ fn flow_rules(report: &mut Report<'_>, interface: &Captured<'_>) {
     let rules = &interface.nic.told.flow_rules;
     let Some(rules) = report.known_or(&RULES_OF_FLOWS, name, "its rules", rules, absent) else { return };
     let groups = report.groups(interface);
-    let beyond = rules.iter().find(|rule| rule.queue.is_some_and(|queue| queue >= has));
-    let dropped = rules.iter().filter(|rule| rule.queue.is_none());
-    let dropped =
-        dropped.flat_map(|rule| groups.iter().filter(move |group| takes(rule, group)).map(move |group| (rule, group)));
-    if let Some((rule, group)) = dropped.into_iter().next() {
-        let seen = format!("rule {} drops {group}", rule.location);
+    let mut bad = 0;
+    for rule in rules {
+        let group = groups.iter().find(|group| takes(rule, group));
+        let seen = match (rule.queue, group) {
+            (None, Some(group)) => format!("rule {} drops {group}", rule.location),
+            (Some(queue), _) if queue >= has => {
+                format!("rule {} steers to queue {queue}, but it has {has}", rule.location)
+            }
+            _ => continue,
+        };
+        bad += 1;
         report.fail(&RULES_OF_FLOWS, name, seen, format!("ethtool -N {name} delete {}", rule.location));
-    } else if let Some(rule) = beyond {
-        let queue = rule.queue.unwrap_or_default();
-        let seen = format!("rule {} steers to queue {queue}, but it has {has}", rule.location);
-        report.fail(&RULES_OF_FLOWS, name, seen, format!("ethtool -N {name} delete {}", rule.location));
-    } else {
+    }
+    if bad == 0 {
         let steered = groups.iter().filter(|group| rules.iter().any(|rule| takes(rule, group))).count();
         report.ok(
             &RULES_OF_FLOWS,
