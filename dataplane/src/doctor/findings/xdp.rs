@@ -1,7 +1,7 @@
 //! XDP and AF_XDP on the interfaces: can the driver, is the place free, is this kernel known for trouble, do frames fit.
 
 use super::{Captured, Report, Rule};
-use crate::config::{AttachMode, ZeroCopy};
+use crate::config::{AttachMode, Through, ZeroCopy};
 use crate::doctor::drivers::{self, Release};
 use crate::doctor::host::{Trial, Unread};
 use crate::sys::nic::{self, FrameChoice, Interface};
@@ -48,14 +48,15 @@ const MULTI_BUFFER_SOCKETS: Release = (6, 6);
 
 pub(super) fn judge(report: &mut Report<'_>) {
     let kernel = report.host.kernel.release.as_ref().ok().and_then(|text| drivers::release_of(text));
-    for interface in report.interfaces.clone() {
-        native(report, &interface);
-        zero_copy(report, &interface, kernel);
-        foreign(report, &interface);
-        known_bad(report, &interface, kernel);
-        origin(report, &interface);
-        gro_hw(report, &interface);
-        mtu(report, &interface, kernel);
+    let captured = report.interfaces.clone();
+    for interface in captured.iter().filter(|interface| interface.section.through == Through::AfXdp) {
+        native(report, interface);
+        zero_copy(report, interface, kernel);
+        foreign(report, interface);
+        known_bad(report, interface, kernel);
+        origin(report, interface);
+        gro_hw(report, interface);
+        mtu(report, interface, kernel);
     }
 }
 
