@@ -190,7 +190,7 @@ struct Report<'a> {
     findings: Vec<Finding>,
 }
 
-impl<'a> Report<'a> {
+impl Report<'_> {
     fn ok(&mut self, rule: &'static Rule, subject: &str, seen: impl Into<String>) {
         self.add(rule, Level::Ok, subject, seen, "");
     }
