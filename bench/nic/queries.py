@@ -97,7 +97,7 @@ def measure(bench, rate, seconds):
     plan = bench.plan([asked.size], count=rate * seconds)
     # A stored frame takes its bytes and a record's head; a third of what is sent fits.
     segment = max(1 << 20, int(plan.frames * (asked.size + 40) / 12) >> 12 << 12)
-    extra = f'segment = "{segment}B"\nretain = "{4 * segment}B"\nblock = "64KiB"\nflush = "200ms"\n'
+    extra = f'segment = "{segment}B"\nretain = "{4 * segment}B"\nblock = "128KiB"\nflush = "200ms"\n'
     folder = os.path.join(bench.scratch, "queries")
     store, kept = os.path.join(folder, "stores"), os.path.join(folder, "kept")
     os.makedirs(store)

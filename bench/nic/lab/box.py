@@ -71,6 +71,8 @@ def enter(parser):
         if os.environ.get(INSIDE) != "1":
             os.environ[INSIDE] = "1"
             os.execvp("unshare", ["unshare", "--net", "--mount", "--", sys.executable, *sys.argv])
+        # Interfaces of this namespace, not of the one that /sys was mounted in; the mount is this process's own.
+        run("mount", "-t", "sysfs", "sluice-bench", "/sys")
         asked.interface, asked.generator_interface, asked.zero_copy = "rx0", "tx0", "off"
     elif not asked.interface or not asked.generator_interface:
         parser.error("name --interface and --generator-interface, or take --veth")

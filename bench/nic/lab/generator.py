@@ -16,8 +16,8 @@ PACE_KEPT = 0.99
 class Play:
     """`sluice feed play`. The capture is written where it is played; the generator's CPU is pinned."""
 
-    def __init__(self, box):
-        self.box, self.asked, self.plan, self.capture = box, box.asked, None, None
+    def __init__(self, box, interface):
+        self.box, self.asked, self.interface, self.plan, self.capture = box, box.asked, interface, None, None
 
     def prepare(self, plan):
         """Writes the capture."""
@@ -26,10 +26,10 @@ class Play:
         self.forget()
         self.plan = plan
         if not self.asked.generator_host:
-            self.capture = os.path.join(self.box.memory, "play.pcap")
+            self.capture = os.path.join(self.box.memory, f"play-{self.interface}.pcap")
             plan.write(self.capture)
             return
-        self.capture = f"{self.asked.memory}/sluice-bench-{self.box.seed}.pcap"
+        self.capture = f"{self.asked.memory}/sluice-bench-{self.box.seed}-{self.interface}.pcap"
         script = os.path.join(self.asked.generator_folder, "lab/frames.py")
         command = self._there(["python3", script, *plan_arguments(plan), "--out", self.capture])
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ class Play:
         there = self.asked.generator_host
         sluice = self.asked.generator_sluice if there else self.asked.sluice
         pace = ["--rate", str(rate)] if rate else ["--flat-out"]
-        play = [sluice, "feed", "play", self.capture, "--interface", self.asked.generator_interface, *pace, "--json"]
+        play = [sluice, "feed", "play", self.capture, "--interface", self.interface, *pace, "--json"]
         return self._there(["taskset", "-c", str(self.asked.generator_cpu), *play])
 
     def start(self, rate):
@@ -64,8 +64,8 @@ class Play:
 class Trex:
     """TRex through its own client, on the generator box; it counts its CPU itself."""
 
-    def __init__(self, box):
-        self.asked, self.plan = box.asked, None
+    def __init__(self, box, interface):
+        self.asked, self.interface, self.plan = box.asked, interface, None
 
     def prepare(self, plan):
         """Nothing lies on a disk."""
@@ -74,7 +74,7 @@ class Trex:
     def command(self, rate):
         """The command line at `rate` frames a second; None: at line rate."""
         script = os.path.join(self.asked.generator_folder, "trex/play.py")
-        play = ["python3", script, "--trex", self.asked.trex, "--port", self.asked.generator_interface]
+        play = ["python3", script, "--trex", self.asked.trex, "--port", self.interface]
         play += [*plan_arguments(self.plan), *(["--rate", str(rate)] if rate else ["--line-rate"])]
         return ["ssh", self.asked.generator_host, shlex.join(play)]
 
@@ -138,9 +138,10 @@ def judge(report, rate):
     return {**report, "valid": not reasons, "why": "; ".join(reasons)}
 
 
-def make(box):
-    """The generator that was asked for."""
-    return Trex(box) if box.asked.generator == "trex" else Play(box)
+def make(box, interface=None):
+    """The generator that was asked for; `interface` where it is not the usual one."""
+    kind = Trex if box.asked.generator == "trex" else Play
+    return kind(box, interface or box.asked.generator_interface)
 
 
 def ceiling(box, plan):

@@ -45,16 +45,16 @@ def nic(interface):
     device = f"/sys/class/net/{interface}"
     facts = {
         "name": interface, "mtu": text_of(f"{device}/mtu"), "speed_mbit": text_of(f"{device}/speed"),
-        "numa_node": text_of(f"{device}/device/numa_node"), "pci": os.path.basename(os.path.realpath(f"{device}/device")),
+        "numa_node": text_of(f"{device}/device/numa_node"),
+        "pci": os.path.basename(os.path.realpath(f"{device}/device")) if os.path.exists(f"{device}/device") else "",
         "pcie_width": text_of(f"{device}/device/current_link_width"),
         "pcie_speed": text_of(f"{device}/device/current_link_speed"), "link": told("ip", "-d", "link", "show", interface),
     }
     if tool("ethtool"):
         facts["ethtool"] = {option: told(tool("ethtool"), option, interface) for option in ETHTOOL}
-    facts["irqs"] = {
-        irq: text_of(f"/proc/irq/{irq}/effective_affinity_list")
-        for irq in sorted(os.listdir(f"{device}/device/msi_irqs")) if os.path.isdir(f"{device}/device/msi_irqs")
-    } if os.path.isdir(f"{device}/device/msi_irqs") else {}
+    irqs = f"{device}/device/msi_irqs"
+    numbers = sorted(os.listdir(irqs)) if os.path.isdir(irqs) else []
+    facts["irqs"] = {irq: text_of(f"/proc/irq/{irq}/effective_affinity_list") for irq in numbers}
     return facts
 
 

@@ -14,6 +14,8 @@ from .box import STEAL_PERCENT_MAX, with_parent
 PATIENCE_SECONDS = 60
 # Two segments lie ready in each store of a trial: small ones, so that short trials do not spend their time on them.
 SEGMENT = 'segment = "256MiB"\n'
+# Items of a feed's links.
+LINK = 4096
 STORED_ROW = "stored by the books = found by re-reading"
 
 
@@ -22,17 +24,20 @@ def configuration(box, store, plan, record, extra_store="", interfaces=None):
     asked, cpus = box.asked, box.asked.cpus
     interfaces = interfaces or [asked.interface]
     receive = cpus[:-1] or cpus
+    # Links of many feeds are shorter, and a queue's frames at least what its rings and links can hold.
+    link = LINK if plan.flows == 1 else LINK // 4
+    held = max(asked.frames, 2 * asked.ring + 2 * link * plan.flows)
     text = ""
     for cpu in dict.fromkeys(cpus):
         text += f'[[core]]\nname = "cpu{cpu}"\ncpu = {cpu}\nidle = "{asked.idle}"\n'
     for name in interfaces:
         cores = ", ".join(f'"cpu{cpu}"' for cpu in receive)
         text += f'[[interface]]\nname = "{name}"\ncores = [{cores}]\nzero_copy = "{asked.zero_copy}"\n'
-        text += f'mode = "{asked.mode}"\nframes = {asked.frames}\nring = {asked.ring}\n'
+        text += f'mode = "{asked.mode}"\nframes = {held}\nring = {asked.ring}\n'
     stores = min(asked.stores, plan.flows)
     for flow in range(plan.flows):
         text += f'[[feed]]\nname = "flow{flow}"\nprotocol = "moldudp64"\ncore = "cpu{receive[flow % len(receive)]}"\n'
-        text += f'store = "store{flow % stores}"\nrecord = "{record}"\n'
+        text += f'store = "store{flow % stores}"\nrecord = "{record}"\nlink = {link}\n'
         for side, name in enumerate(interfaces):
             text += f'[[feed.side]]\nname = "{"AB"[side]}"\ninterface = "{name}"\n'
             text += f'groups = ["{frames.group(flow)}:{frames.PORT}"]\n'
@@ -167,13 +172,13 @@ def conservation(sent, links, report, found, record, wire=True, store=True):
         right = {str(name): value for name, value in identity["right"]}
         row(f"{identity['of']}: {identity['name']}", identity["left"][1], right)
     if store and record == "merged":
-        row(STORED_ROW, total(report.get("store", []), "stored"), {"found": found.records})
+        row(STORED_ROW, total(report.get("stores", []), "stored"), {"found": found.records})
     return rows
 
 
 def explained(report, links):
     """Frames of which some counter says where they were lost (frames of one message each)."""
-    capture, stores = report.get("capture", {}), report.get("store", [])
+    capture, stores = report.get("capture", {}), report.get("stores", [])
     queues, feeds = capture.get("queues", []), capture.get("feeds", [])
     return {
         "nic_drop": links["dropped"], "rx_dropped": total(queues, "rx_dropped"), "rx_ring_full": total(queues, "rx_ring_full"),
@@ -240,7 +245,7 @@ def trial(box, plan, rate, setting=None):
         "what": setting.what, "rate": rate, "frames": plan.frames, "pattern": pattern_of(plan), "record": record, "toml": text,
         "found": found.report(), "lost_ratio": found.missing() / max(1, plan.frames), "books": books, "verify": checked,
         "damage": damage, "lost_where": explained(report, links), "interfaces": capture.get("interfaces"),
-        "queues": capture.get("queues"), "stores": report.get("store"), **ran,
+        "queues": capture.get("queues"), "stores": report.get("stores"), **ran,
     }
     out["expected"] = setting.expect(out, found, report) if setting.expect else []
     if setting.store is None:
