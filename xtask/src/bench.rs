@@ -1,12 +1,21 @@
 //! `cargo xtask bench [NAME]`: the benchmarks, optimised, on an otherwise idle machine.
 
+use std::path::Path;
+
 use crate::shell;
 
+mod ab;
 mod figures;
+mod peers;
+mod plot;
+mod stats;
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    between: Option<Between>,
     /// Only the benchmarks whose name contains this: a whole file (`packet`, `store`, `ring`, `ring-mirror`), a part of
     /// ring-mirror (`ring-even-rates`, `ring-parked`, `ring-hub`, `ring-ladder`), or a part of a criterion file. "figures": every figure
     /// that has a target, beside its target, recorded in bench/results when the machine is idle.
@@ -19,8 +28,22 @@ pub struct Args {
     smoke: bool,
 }
 
+/// Comparisons.
+#[derive(clap::Subcommand)]
+enum Between {
+    /// Compare two commits in one session: built in worktrees of their own, run in turns.
+    Ab(ab::Args),
+    /// Compare with what Debian and the crate registry offer: side by side, shuffled, with an A/A control. Needs root.
+    Peers(peers::Args),
+}
+
 /// Runs the task. A name that is a benchmark file's name runs that file; any other name filters in all files.
 pub fn run(args: Args) -> Result<(), String> {
+    match args.between {
+        Some(Between::Ab(args)) => return ab::run(args),
+        Some(Between::Peers(args)) => return peers::run(args),
+        None => {}
+    }
     if args.name.as_deref() == Some("figures") {
         return figures::run(args.part.as_deref());
     }
@@ -55,9 +78,34 @@ fn part_of_ring_mirror(name: &str) -> Option<&str> {
 
 /// The benchmark files that the package names.
 pub fn targets() -> Result<Vec<String>, String> {
-    let path = shell::root().join("dataplane/Cargo.toml");
+    let benches = benches(&shell::root())?;
+    Ok(benches.iter().filter_map(|bench| Some(bench.get("name")?.as_str()?.to_string())).collect())
+}
+
+/// What the package of a tree says of its benchmarks.
+fn benches(tree: &Path) -> Result<Vec<toml::Value>, String> {
+    let path = tree.join("dataplane/Cargo.toml");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
-    let benches = manifest.get("bench").and_then(toml::Value::as_array).cloned().unwrap_or_default();
-    Ok(benches.iter().filter_map(|bench| Some(bench.get("name")?.as_str()?.to_string())).collect())
+    Ok(manifest.get("bench").and_then(toml::Value::as_array).cloned().unwrap_or_default())
+}
+
+/// One benchmark file.
+struct Bench {
+    features: Vec<String>,
+    /// Measures with criterion; else it is a program that says its figures itself.
+    criterion: bool,
+}
+
+/// The benchmark `name` of a tree.
+fn bench_of(tree: &Path, name: &str) -> Result<Bench, String> {
+    let benches = benches(tree)?;
+    let found = benches.iter().find(|bench| bench.get("name").and_then(toml::Value::as_str) == Some(name));
+    let Some(found) = found else {
+        let names: Vec<&str> = benches.iter().filter_map(|bench| bench.get("name")?.as_str()).collect();
+        return Err(format!("no benchmark is named \"{name}\": {}", names.join(", ")));
+    };
+    let features = found.get("required-features").and_then(toml::Value::as_array).into_iter().flatten();
+    let features = features.filter_map(|feature| Some(feature.as_str()?.to_string())).collect();
+    Ok(Bench { features, criterion: found.get("path").is_none() })
 }

@@ -6,6 +6,7 @@
 mod common;
 
 mod appliance;
+mod bench_nic;
 mod capture;
 mod doctor;
 mod faults;

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use crate::shell;
 
 /// Load above which nothing is recorded: less than one process was runnable on average in the minute before.
-const LOAD_MAX: f64 = 1.0;
+pub const LOAD_MAX: f64 = 1.0;
 /// Stolen CPU time, in percent of all, above which nothing is recorded: where reviewers of such figures draw the line.
-const STEAL_PERCENT_MAX: f64 = 0.5;
+pub const STEAL_PERCENT_MAX: f64 = 0.5;
 /// How long to wait for the load of the build to fade: the one-minute average falls below 1 in about two.
 const IDLE_PATIENCE: Duration = Duration::from_secs(240);
 /// Runs of a program that reports one value a run.
@@ -260,7 +260,7 @@ pub fn run(only: Option<&str>) -> Result<(), String> {
 }
 
 /// Waits for the load of the build to fade; the load found.
-fn await_idle() -> f64 {
+pub fn await_idle() -> f64 {
     let started = Instant::now();
     loop {
         let load = load();
@@ -277,7 +277,7 @@ fn load() -> f64 {
 }
 
 /// (stolen, all) ticks of all CPUs so far.
-fn cpu_times() -> (u64, u64) {
+pub fn cpu_times() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
     let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|tick| tick.parse().ok()).collect();
@@ -285,7 +285,7 @@ fn cpu_times() -> (u64, u64) {
     (ticks.get(7).copied().unwrap_or(0), ticks.iter().take(8).sum())
 }
 
-fn steal_between(before: (u64, u64), after: (u64, u64)) -> f64 {
+pub fn steal_between(before: (u64, u64), after: (u64, u64)) -> f64 {
     let all = after.1.saturating_sub(before.1).max(1);
     after.0.saturating_sub(before.0) as f64 * 100.0 / all as f64
 }
@@ -425,15 +425,24 @@ impl Run {
                 "median": found.median, "p10": found.low, "p90": found.high, "samples": samples,
             }))
         });
-        json!({
-            "when": utc_now(), "commit": git(&["rev-parse", "HEAD"]), "changed": !git(&["status", "--porcelain"]).is_empty(),
-            "host": first_line("/proc/sys/kernel/hostname"), "kernel": first_line("/proc/sys/kernel/osrelease"), "cpu": cpu_model(),
-            "cpus": std::thread::available_parallelism().map_or(0, usize::from), "kernel_settings": kernel_settings(),
-            "compiler": shell::output(Command::new("rustc").arg("--version")).unwrap_or_default().trim(),
-            "load_before": load, "steal_percent": steal_percent, "commands": self.commands, "not_measured": self.skipped,
-            "figures": figures.collect::<Vec<_>>(),
-        })
+        let mut record = host_facts();
+        record["load_before"] = json!(load);
+        record["steal_percent"] = json!(steal_percent);
+        record["commands"] = json!(self.commands);
+        record["not_measured"] = json!(self.skipped);
+        record["figures"] = figures.collect::<Vec<_>>().into();
+        record
     }
+}
+
+/// What stands beside every recorded result: when, what was measured, and where.
+pub fn host_facts() -> Value {
+    json!({
+        "when": utc_now(), "commit": git(&["rev-parse", "HEAD"]), "changed": !git(&["status", "--porcelain"]).is_empty(),
+        "host": first_line("/proc/sys/kernel/hostname"), "kernel": first_line("/proc/sys/kernel/osrelease"), "cpu": cpu_model(),
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from), "kernel_settings": kernel_settings(),
+        "compiler": shell::output(Command::new("rustc").arg("--version")).unwrap_or_default().trim(),
+    })
 }
 
 impl Target {
@@ -471,7 +480,7 @@ impl Spread {
 }
 
 /// Four digits that say something.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value.abs() {
         large if large >= 1_000.0 => format!("{value:.0}"),
         middle if middle >= 100.0 => format!("{value:.1}"),
@@ -508,11 +517,32 @@ fn criterion_measurement(folder: &Path) -> Option<(String, Vec<f64>)> {
     Some((about["full_id"].as_str()?.to_string(), samples))
 }
 
+/// The same by iteration: its id, and the ns of an iteration in each sample. Less is always better.
+pub fn criterion_times(folder: &Path) -> Vec<(String, Vec<f64>)> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut found = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir()) {
+        match path.file_name() == Some("new".as_ref()) {
+            true => found.extend(iteration_times(&path)),
+            false => found.extend(criterion_times(&path)),
+        }
+    }
+    found
+}
+
+fn iteration_times(folder: &Path) -> Option<(String, Vec<f64>)> {
+    let read = |name: &str| serde_json::from_str::<Value>(&std::fs::read_to_string(folder.join(name)).ok()?).ok();
+    let (about, sample) = (read("benchmark.json")?, read("sample.json")?);
+    let pairs = sample["times"].as_array()?.iter().zip(sample["iters"].as_array()?);
+    let times = pairs.filter_map(|(time, iterations)| Some(time.as_f64()? / iterations.as_f64()?)).collect();
+    Some((about["full_id"].as_str()?.to_string(), times))
+}
+
 fn data_folder() -> PathBuf {
     std::env::var_os("SLUICE_DATA").map_or_else(|| shell::root().join("../shared/data"), PathBuf::from)
 }
 
-fn target_folder() -> PathBuf {
+pub fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| shell::root().join("target"), PathBuf::from)
 }
 
@@ -523,7 +553,7 @@ fn record_path(only: Option<&str>) -> PathBuf {
     shell::root().join(format!("bench/results/{}-{commit}{part}.json", &utc_now()[..10]))
 }
 
-fn git(args: &[&str]) -> String {
+pub fn git(args: &[&str]) -> String {
     shell::output(shell::command("git").args(args)).unwrap_or_default().trim().to_string()
 }
 
@@ -561,7 +591,7 @@ fn cpu_model() -> String {
 }
 
 /// `2026-11-30T04:05:06Z`.
-fn utc_now() -> String {
+pub fn utc_now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil(days as i64);
