@@ -24,7 +24,7 @@ BUFFER_MIB = 64
 READY_SECONDS = 10
 # After the last frame: libpcap hands a block over that is not full after its read timeout, which is 1 s in tcpdump.
 DRAIN_SECONDS = {"tcpdump": 1.2}
-DRAIN_SECONDS_ELSE = 0.4
+DRAIN_SECONDS_ELSE = 0.3
 
 
 def say(kind, value):
@@ -54,7 +54,7 @@ class Foreign:
                 self.kill()
                 raise RuntimeError(f"{self.name} does not start: {host.text_of(self.log)[-400:]}")
             time.sleep(0.01)
-        time.sleep(0.2)
+        time.sleep(0.1)
 
     def stop(self):
         """Ctrl-C, and what it wrote made durable. Its files."""
@@ -311,9 +311,9 @@ def stages(bench, asked, shuffled):
 def main():
     parser = box.arguments(__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rates", type=box.numbers, default=[100000, 200000, 400000], help="frames/s")
-    parser.add_argument("--seconds", type=float, default=0.8, help="how long each trial sends")
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long each trial sends")
     parser.add_argument("--rounds", type=int, default=10, help="repeats of each cell")
-    parser.add_argument("--refutations", type=int, default=3, help="repeats of each refutation")
+    parser.add_argument("--refutations", type=int, default=2, help="repeats of each refutation")
     parser.add_argument("--tables", default="raw,stages", help="which")
     asked = box.enter(parser)
     with box.Box(asked, "peers-capture") as bench:
