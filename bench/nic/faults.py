@@ -18,7 +18,7 @@ from lab import box, generator, host, trial
 DURABLE_SECONDS = 0.4
 SLACK_SECONDS = 1.0
 FULL_FRAME_BYTES = 1024
-FLUSH = 'segment = "64MiB"\nblock = "128KiB"\nflush = "200ms"\nfsync_interval = "200ms"\n'
+FLUSH = 'segment = "32MiB"\nblock = "128KiB"\nflush = "200ms"\nfsync_interval = "200ms"\n'
 
 
 def expected(what, holds, **numbers):
@@ -195,7 +195,7 @@ def main():
     parser.add_argument("--faults", default=",".join(FAULTS), help="which, separated by commas")
     asked = box.enter(parser)
     if asked.short:
-        asked.rate, asked.seconds, asked.stop_seconds = [10000], 3.0, 0.5
+        asked.rate, asked.seconds, asked.stop_seconds = [10000], 2.4, 0.4
     names = [name for name in asked.faults.split(",") if name != "clock" or asked.clock_step]
     with box.Box(asked, "faults") as bench:
         bench.set_mtu(asked.size)

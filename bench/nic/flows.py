@@ -43,15 +43,16 @@ def main():
         bench.set_mtu(asked.size)
         order = [cell for _ in range(asked.repeats) for cell in cells(asked)]
         random.Random(bench.seed).shuffle(order)
-        found, spreads, skipped, tops = {}, {}, [], {}
+        found, spreads, skipped, top = {}, {}, [], 0
         for queues, flows, skew in order:
             name = f"{queues} queues, {flows} flow{'s' if flows > 1 else ''}{', 80 % in one' if skew else ''}"
             if not bench.set_queues(queues):
                 skipped.append(name)
                 continue
             finder = Search(bench, asked.size, flows, skew)
-            tops[flows] = tops.get(flows) or finder.top(asked.high[0])
-            rate = search.halve(asked.low[0], tops[flows], asked.resolution, finder.passes(0.0, asked.trial, name))
+            # What sends does not depend on how many flows it sends.
+            top = top or finder.top(asked.high[0])
+            rate = search.halve(asked.low[0], top, asked.resolution, finder.passes(0.0, asked.trial, name))
             found.setdefault(name, []).append(rate)
             spreads[name] = spread_of(bench.result["trials"][-1])
         bench.result["summary"] = {

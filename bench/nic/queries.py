@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--query-pause", type=float, default=0.002, help="seconds between two queries of a client")
     asked = box.enter(parser)
     if asked.short:
-        asked.rate, asked.seconds, asked.clients = [10000], 6.0, 1
+        asked.rate, asked.seconds, asked.clients, asked.size = [10000], 4.0, 1, 512
     with box.Box(asked, "queries") as bench:
         bench.set_mtu(asked.size)
         out = measure(bench, asked.rate[0], asked.seconds)

@@ -55,6 +55,7 @@ def arguments(description):
     add("--seed", type=int, default=0, help="marks the frames, and orders what is shuffled; 0: chosen and recorded")
     add("--out", default="bench-nic-results", help="folder of the result file")
     add("--settle", type=float, default=0.5, help="seconds between the last frame and the stop")
+    add("--segment", default="256MiB", help="bytes of a store's segment; two of each store are made ahead")
     add("--short", action="store_true", help="seconds in place of minutes, small numbers: shows that it works")
     return parser
 
@@ -80,6 +81,8 @@ def enter(parser):
         parser.error("--generator-host and --veth: a namespace has no other box")
     if asked.generator == "trex" and not asked.generator_host:
         parser.error("--generator trex needs --generator-host: TRex takes a port away from its own kernel")
+    if asked.short:
+        asked.segment, asked.settle = "16MiB", 0.2
     # SIGTERM unwinds like Ctrl-C, so that what was started is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return asked

@@ -12,8 +12,6 @@ from . import frames, generator, host
 from .box import STEAL_PERCENT_MAX, with_parent
 
 PATIENCE_SECONDS = 60
-# Two segments lie ready in each store of a trial: small ones, so that short trials do not spend their time on them.
-SEGMENT = 'segment = "256MiB"\n'
 # Items of a feed's links.
 LINK = 4096
 STORED_ROW = "stored by the books = found by re-reading"
@@ -43,7 +41,8 @@ def configuration(box, store, plan, record, extra_store="", interfaces=None):
             text += f'groups = ["{frames.group(flow)}:{frames.PORT}"]\n'
     for index in range(stores):
         path, cpu = os.path.join(store, f"store{index}"), cpus[-1 - index % len(cpus)]
-        text += f'[[store]]\nname = "store{index}"\npath = "{path}"\ncore = "cpu{cpu}"\n{extra_store or SEGMENT}'
+        text += f'[[store]]\nname = "store{index}"\npath = "{path}"\ncore = "cpu{cpu}"\n'
+        text += extra_store or f'segment = "{asked.segment}"\n'
     return text + '[control]\nlisten = "127.0.0.1:0"\n'
 
 
