@@ -24,6 +24,8 @@ BUFFER_MIB = 64
 READY_SECONDS = 10
 # After the last frame: libpcap hands a block over that is not full after its read timeout, which is 1 s in tcpdump.
 DRAIN_SECONDS = {"tcpdump": 1.2}
+# CPU time of other programs during a trial, in percent of one CPU, above which it says nothing: an idle system has 1 to 5.
+ELSEWHERE_PERCENT_MAX = 15
 DRAIN_SECONDS_ELSE = 0.3
 
 
@@ -213,11 +215,13 @@ def measure(tool, setting, rate):
     before = host.cpu_ticks()
     tool.start(setting)
     try:
-        ready, busy = cpu_ns(tool.process), host.cpu_ticks()
+        ready, busy, began = cpu_ns(tool.process), host.cpu_ticks(), time.monotonic()
+        started = resource.getrusage(resource.RUSAGE_CHILDREN)
         sent = sender.start(rate).end(60)
         time.sleep(DRAIN_SECONDS.get(tool.name, DRAIN_SECONDS_ELSE))
         drained, play = cpu_ns(tool.process), resource.getrusage(resource.RUSAGE_CHILDREN)
-        at = time.monotonic()
+        drained_ticks, at = host.cpu_ticks(), time.monotonic()
+        load_seconds = at - began
         paths = tool.stop()
         stop_seconds = time.monotonic() - at
     finally:
@@ -226,17 +230,24 @@ def measure(tool, setting, rate):
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     # The tool is reaped in between, so these are all of its time, from which its start is taken.
     whole_ns = 1e9 * ((ended.ru_utime + ended.ru_stime) - (play.ru_utime + play.ru_stime)) - ready
+    player_ns = 1e9 * ((play.ru_utime + play.ru_stime) - (started.ru_utime + started.ru_stime))
+    # What neither had is somebody else's (softirq time of the frames included, which is charged to whom it interrupts).
+    elsewhere = (drained_ticks[1] - busy[1]) * 1e9 / os.sysconf("SC_CLK_TCK") - (drained - ready) - player_ns
+    elsewhere_percent = 100 * elsewhere / (1e9 * load_seconds)
     found, steal = count(bench, paths, plan), host.steal_percent(before, after)
     tick = os.sysconf("SC_CLK_TCK")
     reasons = [sent["why"]] if not sent["valid"] else []
     if steal > box.STEAL_PERCENT_MAX:
         reasons.append(f"steal {steal:.2f} %")
+    if elsewhere_percent > ELSEWHERE_PERCENT_MAX:
+        reasons.append(f"other programs took {elsewhere_percent:.0f} % of a CPU")
     return {
         "tool": tool.name, "rate": rate, "sent": sent["sent"], "reached": sent.get("frames_per_second", 0), "found": found,
         "lost_ppm": 1e6 * (plan.frames - found) / plan.frames, "cpu_us_per_frame": (drained - ready) / 1e3 / plan.frames,
         "cpu_with_stop_us_per_frame": whole_ns / 1e3 / plan.frames, "busy_seconds": (after[1] - busy[1]) / tick,
-        "stop_seconds": stop_seconds, "steal_percent": steal, "veth_dropped": sent.get("dropped"),
-        "valid": not reasons, "why": "; ".join(reasons), "command": tool.command, "place": os.path.basename(setting.memory),
+        "stop_seconds": stop_seconds, "elsewhere_percent": elsewhere_percent,
+        "steal_percent": steal, "veth_dropped": sent.get("dropped"),
+        "valid": not reasons, "why": "; ".join(reasons), "command": tool.command,
     }
 
 
