@@ -113,6 +113,13 @@ fn line(
             if found["lost"] != 0 {
                 reasons.push(format!("{} records lost", found["lost"]));
             }
+            if found["wrong"] != 0 {
+                reasons.push(format!("{} records changed", found["wrong"]));
+            }
+            let waited = found["waited_percent"].as_f64().unwrap_or(0.0);
+            if waited > measure::WAITED_PERCENT_MAX {
+                reasons.push(format!("other programs had the receiver's CPU {waited:.0} % of the time"));
+            }
             out.as_object_mut().expect("an object").extend(found.as_object().cloned().unwrap_or_default());
         }
         Err(why) => reasons.push(why),

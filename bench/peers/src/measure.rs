@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOKS: u32 = 1 << 16;
 /// How long the counter is compared with the clock.
 const CALIBRATION: Duration = Duration::from_millis(30);
+/// Time that the receiver was kept from its CPU by other programs, in percent, above which a trial says nothing.
+pub const WAITED_PERCENT_MAX: f64 = 2.0;
 /// Stolen CPU time above which a trial says nothing.
 pub const STEAL_PERCENT_MAX: f64 = 0.5;
 
@@ -65,6 +67,12 @@ pub fn cpu_ticks() -> (u64, u64) {
 /// The part of the CPU time between two looks that the host took away.
 pub fn steal_percent(before: (u64, u64), after: (u64, u64)) -> f64 {
     (after.0 - before.0) as f64 * 100.0 / (after.1 - before.1).max(1) as f64
+}
+
+/// How long the calling thread was ready to run and did not, in ns (schedstat: its second number).
+fn waited_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
 /// The sending end in a process of its own: made, let go by a line, kept until its input ends.
@@ -185,6 +193,7 @@ fn run_receiver(receiver: &mut impl Receiver, paced: bool, records: u64, scale: 
     let mut times = Vec::with_capacity(if paced { records as usize } else { 0 });
     let (mut expected, mut lost, mut wrong, mut looks, mut heard) = (0, 0, 0_u64, 0, Instant::now());
     let (mut first, mut last) = (0, 0);
+    let (began, waited) = (Instant::now(), waited_ns());
     while expected < records {
         let Some(record) = receiver.receive() else {
             looks += 1;
@@ -208,9 +217,10 @@ fn run_receiver(receiver: &mut impl Receiver, paced: bool, records: u64, scale: 
         expected = record[1] + 1;
     }
     lost += records.saturating_sub(expected);
+    let waited_percent = (waited_ns() - waited) as f64 * 100.0 / began.elapsed().as_nanos() as f64;
     if !paced {
         let seconds = (last - first) as f64 * scale / 1e9;
-        return json!({"records": records, "lost": lost, "wrong": wrong, "records_per_second": records as f64 / seconds});
+        return json!({"records": records, "lost": lost, "wrong": wrong, "waited_percent": waited_percent, "records_per_second": records as f64 / seconds});
     }
     let mut counted = times.split_off((WARM as usize).min(times.len()));
     counted.sort_unstable();
@@ -218,6 +228,6 @@ fn run_receiver(receiver: &mut impl Receiver, paced: bool, records: u64, scale: 
         let index = ((counted.len() as f64 * part).ceil() as usize).clamp(1, counted.len().max(1)) - 1;
         counted.get(index).map(|ticks| *ticks as f64 * scale)
     };
-    json!({"records": records, "lost": lost, "wrong": wrong, "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99),
+    json!({"records": records, "lost": lost, "wrong": wrong, "waited_percent": waited_percent, "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99),
            "p999_ns": at(0.999), "longest_ns": at(1.0)})
 }

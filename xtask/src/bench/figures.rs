@@ -271,7 +271,7 @@ pub fn await_idle() -> f64 {
     }
 }
 
-fn load() -> f64 {
+pub fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(f64::MAX)
 }
