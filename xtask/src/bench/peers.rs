@@ -460,15 +460,10 @@ fn lacking(record: &Value) -> String {
             text += &format!("- measured: {}\n", all.join(", "));
         }
     }
-    let commands: std::collections::BTreeMap<String, String> = record["trials"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|trial| trial["case"] == "base")
-        .filter_map(|trial| Some((trial["tool"].as_str()?.to_string(), trial["command"].as_str()?.to_string())))
-        .filter(|(_, command)| !command.is_empty())
-        .collect();
-    let shown: String = commands.values().map(|command| format!("{}\n", without_folders(command))).collect();
+    let trials = record["trials"].as_array().into_iter().flatten().filter(|trial| trial["case"] == "base");
+    let commands = trials.filter_map(|trial| trial["command"].as_str()).filter(|command| !command.is_empty());
+    let commands: std::collections::BTreeSet<String> = commands.map(without_folders).collect();
+    let shown: String = commands.iter().map(|command| format!("{command}\n")).collect();
     let head = "## What was not measured, and how the rest was called\n\n";
     match shown.is_empty() {
         true => format!("{head}{text}"),
