@@ -114,7 +114,7 @@ fn queries_and_an_export_run_past_a_wrap() {
     let Some(result) = result_of("queries.py", &[]) else { return };
     assert_eq!(result["summary"]["wrapped"], true, "{}", result["trials"][0]["line"]);
     let latency = &result["summary"]["query_latency_us"]["first_record"];
-    assert!(latency["count"].as_u64().expect("a count") > 10 && latency["p50"].is_number(), "{latency}");
+    assert!(latency["count"].as_u64().expect("a count") > 2 && latency["p50"].is_number(), "{latency}");
 }
 
 #[test]
