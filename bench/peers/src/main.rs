@@ -14,6 +14,8 @@ mod measure;
 /// Records of a paced measurement, 100,000 a second, and of one at full speed.
 const PACED: u64 = 30_000;
 const FAST: u64 = 1_000_000;
+/// How long an end may take to leave.
+const LEAVE: std::time::Duration = std::time::Duration::from_secs(2);
 /// Numbers that choose the order: the same in each session, so that a session can be repeated.
 const SEED: u64 = 0x5eed;
 
@@ -179,7 +181,12 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
+        // With its input's end an end leaves by itself and takes its files with it; one that hangs is killed.
         drop(self.input.take());
+        let began = std::time::Instant::now();
+        while began.elapsed() < LEAVE && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
