@@ -1,7 +1,8 @@
 //! `cargo xtask deep [PART]`: what takes long or needs nightly. Each run is recorded in docs/deep-runs.md.
 //!
 //! Parts: `loom` (models of the lock-free parts), `miri` (undefined behaviour in what needs no kernel), `seeds` (the
-//! simulators over 100,000 seeds), `fuzz` (each target for ten minutes).
+//! simulators over 100,000 seeds), `fuzz` (each target for ten minutes), `dist` (the release package, built, installed into
+//! a bare root and run).
 
 use std::path::Path;
 use std::process::Command;
@@ -24,7 +25,7 @@ pub struct Args {
 
 type Part = (&'static str, fn(&Args) -> Result<String, String>);
 
-const PARTS: [Part; 4] = [("loom", loom), ("miri", miri), ("seeds", seeds), ("fuzz", fuzz)];
+const PARTS: [Part; 5] = [("loom", loom), ("miri", miri), ("seeds", seeds), ("fuzz", fuzz), ("dist", dist)];
 
 /// Runs the task. Every wanted part runs, whatever became of the one before.
 pub fn run(args: Args) -> Result<(), String> {
@@ -32,7 +33,7 @@ pub fn run(args: Args) -> Result<(), String> {
     let wanted: Vec<&Part> =
         PARTS.iter().filter(|(name, _)| args.part.as_deref().is_none_or(|part| name.contains(part))).collect();
     if wanted.is_empty() {
-        return Err("deep: the parts are loom, miri, seeds, fuzz".into());
+        return Err("deep: the parts are loom, miri, seeds, fuzz, dist".into());
     }
     let mut failed = Vec::new();
     for (name, part) in wanted {
@@ -100,6 +101,12 @@ fn fuzz(args: &Args) -> Result<String, String> {
         shell::run(&mut cargo)?;
     }
     Ok(format!("{} min each: {}", args.minutes, targets.join(", ")))
+}
+
+fn dist(_: &Args) -> Result<String, String> {
+    let xtask = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    shell::run(shell::command(&xtask).arg("dist"))?;
+    tests(shell::command(&xtask).args(["install", "--release"]))
 }
 
 fn need_nightly(what: &str, probe: &[&str], install: &str) -> Result<(), String> {

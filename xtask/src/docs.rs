@@ -59,7 +59,7 @@ fn pages() -> Result<Vec<(PathBuf, String)>, String> {
 
 /// Builds the binary as the integration tests build it and returns its path: with all features, so that the pages tell
 /// of every option, and so that "cargo xtask test" builds it once.
-fn binary() -> Result<PathBuf, String> {
+pub fn binary() -> Result<PathBuf, String> {
     let mut cargo = shell::cargo(&["test", "--quiet", "-p", "sluice", "--all-features", "--test", "it", "--no-run"]);
     let messages = shell::output(cargo.arg("--message-format=json-render-diagnostics"))?;
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());

@@ -12,9 +12,12 @@ mod bench;
 mod bpf;
 mod deep;
 mod demo;
+mod deny;
+mod dist;
 mod docs;
 mod fetch;
 mod golden;
+mod install;
 mod net;
 mod setup;
 mod shell;
@@ -58,6 +61,12 @@ enum Task {
     Fetch(fetch::Args),
     /// Cut a fixture from a capture and make its golden with a foreign decoder.
     Golden(golden::Args),
+    /// Build a release: the Debian package, the tarball, their sums.
+    Dist(dist::Args),
+    /// Install the package into a bare Debian root as docs/operating/install.md says, and run its unit's command there.
+    Install(install::Args),
+    /// Judge the dependencies: licences, sources, doubles, known vulnerabilities.
+    Deny(deny::Args),
     /// What is long or needs nightly: loom, Miri, 100,000 seeds, fuzzing. Records each run in docs/.
     Deep(deep::Args),
 }
@@ -75,6 +84,9 @@ fn main() -> ExitCode {
         Task::Docs(args) => docs::run(args),
         Task::Fetch(args) => fetch::run(args),
         Task::Golden(args) => golden::run(args),
+        Task::Dist(args) => dist::run(args),
+        Task::Install(args) => install::run(args),
+        Task::Deny(args) => deny::run(args),
         Task::Deep(args) => deep::run(args),
     };
     match result {

@@ -49,6 +49,8 @@ const NEEDS: &[Need] = &[
     need("fio", Probe::Program("fio"), "the disk that the store's figures are compared with", false),
     need("nftables", Probe::Program("nft"), "net tests", false),
     need("libcap2-bin", Probe::Program("setcap"), "tests of the privilege drop", false),
+    need("dpkg-dev", Probe::Program("dpkg-shlibdeps"), "the package's dependencies", false),
+    need("debootstrap", Probe::Program("debootstrap"), "the bare root of the installation test", false),
     need("curl", Probe::Program("curl"), "cargo xtask fetch", false),
 ];
 

@@ -100,3 +100,24 @@ pub fn write(path: &Path, text: &str) -> Result<(), String> {
     }
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
+
+/// Makes the folder, or empties it.
+pub fn empty_folder(path: &Path) -> Result<(), String> {
+    remove_folder(path)?;
+    std::fs::create_dir_all(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Removes the folder and what is in it, if it is there.
+pub fn remove_folder(path: &Path) -> Result<(), String> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+        _ => Ok(()),
+    }
+}
+
+/// The names of the files in a folder.
+pub fn file_names(folder: &Path) -> Result<Vec<String>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let files = entries.flatten().filter(|entry| entry.path().is_file());
+    Ok(files.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+}

@@ -80,6 +80,9 @@ fn steps(run: &mut Run) -> Result<(), String> {
     run.step("doc", |tally| cargo_test(tally, &["--workspace", "--doc"], &[]))?;
     run.step("net", net)?;
     run.step("bpf --check", bpf_check)?;
+    run.step("tune", tune)?;
+    run.step("deny", crate::deny::step)?;
+    run.step("install", crate::install::step)?;
     run.step("bench smoke", |_| match bench::targets()?.is_empty() {
         true => Ok(()),
         false => shell::run(&mut shell::cargo(&["test", "--quiet", "-p", "sluice", "--all-features", "--benches"])),
@@ -115,6 +118,13 @@ fn net(tally: &mut Tally) -> Result<(), String> {
     let names = shell::output(list.args(["--list", "--format=terse"]))?;
     let names = names.lines().filter_map(|line| line.strip_suffix(": test"));
     tally.skipped.extend(names.map(|name| format!("net {name}: needs root")));
+    Ok(())
+}
+
+/// The tuning script's own test, over a root that it makes.
+fn tune(tally: &mut Tally) -> Result<(), String> {
+    shell::run(shell::command("sh").arg("deploy/tune/test.sh"))?;
+    tally.passed += 1;
     Ok(())
 }
 

