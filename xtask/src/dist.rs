@@ -104,8 +104,10 @@ pub fn assemble(recipe: &Recipe, out: &Path) -> Result<Built, String> {
     }
     documents(recipe, &metadata, &tree, epoch)?;
     tree.compress_manual()?;
+    // For the permissions of its folders.
+    tree.files()?;
     let tarball = out.join(format!("{name}-linux.tar.gz"));
-    pack_tarball(&stage, &name, &tarball, epoch)?;
+    pack_tarball(recipe, &stage, &name, &tarball, epoch)?;
     let package = deb::pack(recipe, &metadata, &tree, out, epoch)?;
     shell::remove_folder(&stage)?;
     let made = [Some(&package), Some(&tarball), Some(&tables).filter(|_| !recipe.quick)];
@@ -117,15 +119,15 @@ pub fn assemble(recipe: &Recipe, out: &Path) -> Result<Built, String> {
 fn binary(recipe: &Recipe, tree: &Tree, tables: &Path) -> Result<(), String> {
     tree.put(&recipe.binary, "usr/bin/sluice", 0o755)?;
     let ours = tree.path("usr/bin/sluice");
-    if !recipe.quick {
-        let mut keep = shell::command("objcopy");
-        shell::run(keep.args(["--only-keep-debug", "--compress-debug-sections"]).args([&recipe.binary, tables]))?;
-        shell::run(shell::command("strip").args(["--strip-unneeded", "--remove-section=.comment"]).arg(&ours))?;
-        let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
-        link.push(tables);
-        return shell::run(shell::command("objcopy").arg(link).arg(&ours));
+    shell::run(shell::command("strip").args(["--strip-unneeded", "--remove-section=.comment"]).arg(&ours))?;
+    if recipe.quick {
+        return Ok(());
     }
-    shell::run(shell::command("strip").args(["--strip-unneeded", "--remove-section=.comment"]).arg(&ours))
+    let mut keep = shell::command("objcopy");
+    shell::run(keep.args(["--only-keep-debug", "--compress-debug-sections"]).args([&recipe.binary, tables]))?;
+    let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
+    link.push(tables);
+    shell::run(shell::command("objcopy").arg(link).arg(&ours))
 }
 
 /// Manual pages and completions, as the binary itself writes them.
@@ -163,10 +165,11 @@ fn documents(recipe: &Recipe, metadata: &Metadata, tree: &Tree, epoch: u64) -> R
 }
 
 /// The same tree without `etc`, which is the site's: unpacked over an older one it must not touch a configuration.
-fn pack_tarball(stage: &Path, name: &str, tarball: &Path, epoch: u64) -> Result<(), String> {
+fn pack_tarball(recipe: &Recipe, stage: &Path, name: &str, tarball: &Path, epoch: u64) -> Result<(), String> {
     let mut tar = shell::command("tar");
     tar.arg("--create").arg("--file").arg(tarball).arg("--directory").arg(stage);
-    tar.args(["--use-compress-program=gzip -9n", "--sort=name", "--format=gnu", "--numeric-owner"]);
+    tar.arg(if recipe.quick { "--use-compress-program=gzip -1n" } else { "--use-compress-program=gzip -9n" });
+    tar.args(["--sort=name", "--format=gnu", "--numeric-owner"]);
     tar.args(["--owner=0", "--group=0", &format!("--mtime=@{epoch}"), &format!("--exclude={name}/etc"), name]);
     shell::run(&mut tar)
 }

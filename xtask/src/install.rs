@@ -7,11 +7,13 @@
 use std::path::{Path, PathBuf};
 
 use crate::{dist, shell, test};
+use booted::Booted;
 use document::Document;
 use root::Root;
 use service::Service;
 use unit::Unit;
 
+mod booted;
 mod document;
 mod root;
 mod service;
@@ -23,6 +25,9 @@ pub struct Args {
     /// Install what `cargo xtask dist` left in out/dist, in place of a package around the tests' binary.
     #[arg(long)]
     release: bool,
+    /// Pack and install this binary.
+    #[arg(long, value_name = "FILE", conflicts_with = "release")]
+    binary: Option<PathBuf>,
     /// Package and tarball are in this folder: this process is in its namespaces.
     #[arg(long, hide = true, value_name = "DIR")]
     inside: Option<PathBuf>,
@@ -40,7 +45,7 @@ pub fn run(args: Args) -> Result<(), String> {
     if let Some(folder) = args.inside {
         return inside(&folder);
     }
-    let tally = outside(args.release)?;
+    let tally = outside(args.release, args.binary)?;
     tally.success.then_some(()).ok_or_else(|| "the installation failed".into())
 }
 
@@ -53,7 +58,7 @@ pub fn step(tally: &mut test::Tally) -> Result<(), String> {
         tally.skipped.push("install: a root of its own needs root".into());
         return Ok(());
     }
-    let one = outside(false)?;
+    let one = outside(false, None)?;
     tally.passed += one.passed;
     tally.failed += one.failed;
     tally.skipped.extend(one.skipped);
@@ -61,11 +66,11 @@ pub fn step(tally: &mut test::Tally) -> Result<(), String> {
 }
 
 /// Makes what is installed and a root for it, then runs this program in namespaces of its own.
-fn outside(release: bool) -> Result<test::Tally, String> {
+fn outside(release: bool, binary: Option<PathBuf>) -> Result<test::Tally, String> {
     crate::setup::ensure()?;
     let folder = match release {
         true => shell::root().join("out/dist"),
-        false => quick_package()?,
+        false => quick_package(binary.map_or_else(crate::docs::binary, Ok)?)?,
     };
     let package = shell::file_names(&folder)?.into_iter().find(|name| name.ends_with(".deb"));
     let package = package.ok_or_else(|| format!("{}: no package: run \"cargo xtask dist\"", folder.display()))?;
@@ -87,11 +92,11 @@ fn outside(release: bool) -> Result<test::Tally, String> {
     tally
 }
 
-/// A package around the binary that the tests have built, made twice: it must be the same both times.
-fn quick_package() -> Result<PathBuf, String> {
+/// A package around this binary, made twice: it must be the same both times.
+fn quick_package(binary: PathBuf) -> Result<PathBuf, String> {
     let folder = shell::root().join("target/dist/quick");
     let again = shell::root().join("target/dist/again");
-    let recipe = dist::Recipe { binary: crate::docs::binary()?, revision: 1, quick: true };
+    let recipe = dist::Recipe { binary, revision: 1, quick: true };
     let first = dist::assemble(&recipe, &folder)?;
     let second = dist::assemble(&recipe, &again)?;
     for (first, second) in [(&first.package, &second.package), (&first.tarball, &second.tarball)] {
@@ -129,9 +134,9 @@ fn inside(folder: &Path) -> Result<(), String> {
     // A service of the test must not find another one's ports taken: this network is empty but for loopback.
     shell::run(shell::command("ip").args(["link", "set", "lo", "up"]))?;
     let mut checks = Checks { passed: 0 };
-    let result = package_way(folder, &mut checks).and_then(|()| tarball_way(folder, &mut checks));
-    // Where systemd is not PID 1 it cannot be asked to start the unit; what it would do is done by hand above.
-    println!("SKIPPED install systemd: the unit is not started by systemd: it is not PID 1 of the root");
+    let result = package_way(folder, &mut checks)
+        .and_then(|()| tarball_way(folder, &mut checks))
+        .and_then(|()| booted_way(folder, &mut checks));
     println!(
         "test result: {}. {} passed; {} failed;",
         if result.is_ok() { "ok" } else { "FAILED" },
@@ -162,6 +167,71 @@ fn tarball_way(folder: &Path, checks: &mut Checks) -> Result<(), String> {
     root.bring(folder, |name| name.ends_with(".tar.gz") || name == "SHA256SUMS")?;
     follow(&root, &document, &["From the tarball", "First start"], checks)?;
     serve(&root, &document, checks)
+}
+
+/// The package's way again, in a root that its own systemd has booted: the service in its sandbox, started, reloaded,
+/// killed, restarted and removed by the document's commands and ours.
+fn booted_way(folder: &Path, checks: &mut Checks) -> Result<(), String> {
+    if let Some(reason) = booted::refusal() {
+        println!("SKIPPED install systemd: the unit is not started by systemd: {reason}");
+        return Ok(());
+    }
+    let document = Document::read(&shell::root().join(DOCUMENT))?;
+    let mut root = Root::new("booted")?;
+    root.bring(folder, |name| name.ends_with(".deb"))?;
+    let _booted = Booted::start(&mut root)?;
+    follow(&root, &document, &["From the package", "First start"], checks)?;
+    checks.hold("systemd: the service is active", active(&root))?;
+    follow(&root, &document, &["Seeing that it works"], checks)?;
+    checks.hold(
+        "systemd: a reload leaves it active",
+        root.shell("systemctl reload sluice").and_then(|()| active(&root)),
+    )?;
+    checks.hold("systemd: killed, it comes back", comes_back(&root))?;
+    follow(&root, &document, &["Upgrading"], checks)?;
+    checks.hold("systemd: the service is active after the upgrade", active(&root))?;
+    checks.hold("systemd: a stop is a success", stops(&root))?;
+    root.shell("systemctl start sluice")?;
+    follow(&root, &document, &["Removing"], checks)?;
+    checks.hold("systemd: what was recorded is left after a purge", kept(&root))
+}
+
+fn active(root: &Root) -> Result<(), String> {
+    root.shell("systemctl is-active --quiet sluice || { systemctl status sluice; journalctl -n 30 -u sluice; exit 1; }")
+}
+
+/// systemd passes over parts of a sandbox that a machine does not have. These two must be there: the system call filter,
+/// and a file system that cannot be written.
+fn confined(root: &Root) -> Result<(), String> {
+    root.shell(
+        "pid=$(systemctl show --property=MainPID --value sluice)
+         grep -q '^Seccomp:[[:space:]]*2$' /proc/$pid/status
+         grep -q ' / [^ ]* ro[, ]' /proc/$pid/mounts
+         grep -q ' /var/lib/sluice [^ ]* rw[, ]' /proc/$pid/mounts",
+    )
+}
+
+/// RestartSec= is one second; the start of one that was killed takes as long as any.
+fn comes_back(root: &Root) -> Result<(), String> {
+    root.shell(
+        "systemctl kill --signal=KILL sluice
+         for second in $(seq 30); do
+             sleep 1
+             if systemctl is-active --quiet sluice && [ \"$(systemctl show --property=NRestarts --value sluice)\" = 1 ]; then
+                 exit 0
+             fi
+         done
+         systemctl status sluice
+         exit 1",
+    )
+}
+
+fn stops(root: &Root) -> Result<(), String> {
+    root.shell(
+        "systemctl stop sluice
+         test \"$(systemctl show --property=Result --value sluice)\" = success
+         test \"$(systemctl show --property=ExecMainStatus --value sluice)\" = 0",
+    )
 }
 
 /// The commands of these sections, as they stand in the document.
@@ -219,14 +289,15 @@ fn units(root: &Root, checks: &mut Checks) -> Result<(), String> {
 /// The unit's commands, run as the unit says; the document's commands that look at a running service meanwhile.
 fn serve(root: &Root, document: &Document, checks: &mut Checks) -> Result<(), String> {
     let unit = Unit::read(&root.path("usr/lib/systemd/system/sluice.service"))?;
+    let limits = service::limits(&unit)?;
     service::folders(root, &unit)?;
     for command in unit.commands("ExecStartPre")? {
-        checks.hold("ExecStartPre=", service::once(root, &unit, &command))?;
+        checks.hold("ExecStartPre=", service::once(root, &unit, &limits, &command))?;
     }
     let command = unit.command("ExecStart")?;
-    let mut service = Service::start(root, &unit, &command)?;
+    let mut service = Service::start(root, &unit, &limits, &command)?;
     checks.hold("READY=1 comes", service.await_word("READY=1"))?;
-    checks.hold("it runs with the unit's user, limits and capabilities", service.status(&unit))?;
+    checks.hold("it runs with the unit's user, limits and capabilities", service.status(&unit, &limits))?;
     checks.hold("WATCHDOG=1 comes", service.await_word("WATCHDOG=1"))?;
     follow(root, document, &["Seeing that it works"], checks)?;
     checks.hold("SIGTERM ends it with 0, STOPPING=1 before", service.stop())?;

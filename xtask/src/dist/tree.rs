@@ -53,7 +53,9 @@ impl Tree {
 
     /// Compresses a file in its place, without name and time.
     pub fn compress(&self, inside: &str) -> Result<(), String> {
-        shell::output(shell::command("gzip").args(["-9n"]).arg(self.path(inside))).map(drop)
+        let path = self.path(inside);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).map_err(told(&path))?;
+        shell::output(shell::command("gzip").args(["-9n"]).arg(path)).map(drop)
     }
 
     /// Compresses every manual page, as man(1) expects them on Debian.

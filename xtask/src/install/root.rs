@@ -13,10 +13,15 @@ const TAIL_LINES: usize = 40;
 /// Where a root's commands begin, and where package and tarball lie.
 const WORK: &str = "/var/tmp";
 
+/// Lets systemctl do with files what it can, and pass over what only a running systemd can do.
+const OFFLINE: &str = "SYSTEMD_OFFLINE=1";
+
 /// A root in use. It is never removed from inside of its namespaces, where /proc and /sys are mounted in it: the process
 /// that made the namespaces does that.
 pub struct Root {
     path: PathBuf,
+    /// A process in whose namespaces its commands run, once it is booted.
+    init: Option<u32>,
 }
 
 /// Makes the bare root for this package, if there is none yet, and removes what an earlier run has left.
@@ -126,7 +131,7 @@ impl Root {
         let bare = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let path = copies().join(name);
         shell::run(shell::command("cp").args(["--archive", "--reflink=auto"]).arg(bare).arg(&path))?;
-        let root = Root { path };
+        let root = Root { path, init: None };
         for (kind, place, options) in [
             ("proc", "proc", "nosuid"),
             ("sysfs", "sys", "ro"),
@@ -145,6 +150,11 @@ impl Root {
         self.path.join(inside.trim_start_matches('/'))
     }
 
+    /// From now on its commands run where this process does.
+    pub fn enter(&mut self, pid: u32) {
+        self.init = Some(pid);
+    }
+
     /// Copies the wanted files of a folder to where its commands begin.
     pub fn bring(&self, folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), String> {
         for name in shell::file_names(folder)?.into_iter().filter(|name| wanted(name)) {
@@ -156,9 +166,22 @@ impl Root {
 
     /// A command in it, with an environment of its own.
     pub fn command(&self, environment: &[String], words: &[&str]) -> Command {
-        let mut command = shell::command("chroot");
-        command.arg(&self.path).args(["/usr/bin/env", "-i", &format!("--chdir={WORK}")]);
-        command.arg("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let mut command = match self.init {
+            None => {
+                let mut chroot = shell::command("chroot");
+                chroot.arg(&self.path).args(["/usr/bin/env", "-i"]);
+                chroot
+            }
+            Some(pid) => {
+                let mut nsenter = shell::command("nsenter");
+                nsenter.args([&format!("--target={pid}"), "--all", "--root", "--", "/usr/bin/env", "-i"]);
+                nsenter
+            }
+        };
+        command.arg(format!("--chdir={WORK}")).arg("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        if self.init.is_none() {
+            command.arg(OFFLINE);
+        }
         command.args(["LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"]).args(environment).args(words);
         command
     }

@@ -47,11 +47,17 @@ impl Unit {
         all.map(|(_, value)| value.clone()).collect()
     }
 
-    /// The limits that it sets, as prlimit(1) takes them.
-    pub fn limits(&self) -> Vec<String> {
+    /// The limits that it sets: their names in small letters, and their values; none is infinity.
+    pub fn limits(&self) -> Result<Vec<(String, Option<u64>)>, String> {
         let limits = self.settings.iter().filter_map(|(key, value)| Some((key.strip_prefix("Limit")?, value)));
-        let told = |value: &str| if value == "infinity" { "unlimited".to_string() } else { value.to_string() };
-        limits.map(|(name, value)| format!("--{}={}", name.to_lowercase(), told(value))).collect()
+        let told = |(name, value): (&str, &String)| match value.as_str() {
+            "infinity" => Ok((name.to_lowercase(), None)),
+            value => match value.parse() {
+                Ok(number) => Ok((name.to_lowercase(), Some(number))),
+                Err(_) => Err(format!("Limit{name}={value}: this test reads numbers and infinity only")),
+            },
+        };
+        limits.map(told).collect()
     }
 
     /// A set of capabilities, as setpriv(1) takes it: none but these.
@@ -109,7 +115,8 @@ mod tests {
         assert_eq!(unit.value("User").as_deref(), Some("b"));
         assert_eq!(unit.value("Comment"), None);
         assert_eq!(unit.value("WorkingDirectory").as_deref(), Some("/var/lib/sluice"));
-        assert_eq!(unit.limits(), ["--memlock=unlimited", "--nofile=65536"]);
+        assert_eq!(unit.limits(), Ok(vec![("memlock".into(), None), ("nofile".into(), Some(65_536))]));
+        assert!(Unit::parse("LimitNOFILE=1K:2K").limits().is_err());
         assert_eq!(unit.capabilities("AmbientCapabilities"), "-all,+bpf,+net_raw");
         assert_eq!(unit.capabilities("Bound"), "-all");
         assert!(unit.need("Group").is_err());
