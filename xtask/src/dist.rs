@@ -77,10 +77,8 @@ fn build(features: Option<&str>) -> Result<PathBuf, String> {
 
 /// Flags that keep the builder's folders out of the binary, so that two machines build the same.
 fn remap() -> String {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    for (from, to) in [(home, "/cargo"), (Some(shell::root()), "/sluice")] {
+    for (from, to) in [(shell::cargo_home(), "/cargo"), (Some(shell::root()), "/sluice")] {
         if let Some(from) = from {
             flags.push_str(&format!(" --remap-path-prefix={}={to}", from.display()));
         }
