@@ -189,7 +189,8 @@ fn source_date_epoch() -> Result<u64, String> {
     told.parse().map_err(|_| format!("SOURCE_DATE_EPOCH is \"{told}\": seconds since 1970 are wanted"))
 }
 
-/// What Debian's own checker says of the package, where there is one. Its errors fail.
+/// What Debian's own checker says of the package, where there is one. Its errors and warnings fail; what is meant is named in
+/// deploy/debian/lintian-overrides.
 fn lint(package: &Path) -> Result<(), String> {
     if shell::find("lintian").is_none() {
         println!("dist: lintian is not installed: the package is not checked by it");
@@ -197,5 +198,5 @@ fn lint(package: &Path) -> Result<(), String> {
     }
     // As root it wants to be told that this is meant.
     let root: &[&str] = if shell::is_root() { &["--allow-root"] } else { &[] };
-    shell::run(shell::command("lintian").args(root).args(["--fail-on", "error", "--info"]).arg(package))
+    shell::run(shell::command("lintian").args(root).args(["--fail-on", "error,warning", "--info"]).arg(package))
 }

@@ -101,7 +101,7 @@ pub fn changelog(recipe: &Recipe, metadata: &Metadata, date: &str) -> String {
 pub fn copyright(metadata: &Metadata) -> String {
     format!(
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: sluice\n\
-         Upstream-Contact: {}\n\nFiles: *\nCopyright: the sluice maintainers\nLicense: Apache-2.0\n\n\
+         Upstream-Contact: {}\n\nFiles: *\nCopyright: 2026 the sluice maintainers\nLicense: Apache-2.0\n\n\
          License: Apache-2.0\n On Debian systems the text of the Apache License, version 2.0, is in\n \
          /usr/share/common-licenses/Apache-2.0.\n .\n The binary holds libraries of others: their licences are in\n \
          /usr/share/doc/sluice/third-party-licences.gz.\n",
