@@ -183,6 +183,7 @@ fn booted_way(folder: &Path, checks: &mut Checks) -> Result<(), String> {
     follow(&root, &document, &["From the package", "First start"], checks)?;
     checks.hold("systemd: the service is active", active(&root))?;
     follow(&root, &document, &["Seeing that it works"], checks)?;
+    checks.hold("systemd: it is in its sandbox", confined(&root))?;
     checks.hold(
         "systemd: a reload leaves it active",
         root.shell("systemctl reload sluice").and_then(|()| active(&root)),
