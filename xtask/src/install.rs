@@ -189,6 +189,7 @@ fn booted_way(folder: &Path, checks: &mut Checks) -> Result<(), String> {
         root.shell("systemctl reload sluice").and_then(|()| active(&root)),
     )?;
     checks.hold("systemd: killed, it comes back", comes_back(&root))?;
+    checks.hold("systemd: it runs with the drop-in for ledgers", with_drop_in(&root).and_then(|()| active(&root)))?;
     follow(&root, &document, &["Upgrading"], checks)?;
     checks.hold("systemd: the service is active after the upgrade", active(&root))?;
     checks.hold("systemd: a stop is a success", stops(&root))?;
@@ -201,14 +202,15 @@ fn active(root: &Root) -> Result<(), String> {
     root.shell("systemctl is-active --quiet sluice || { systemctl status sluice; journalctl -n 30 -u sluice; exit 1; }")
 }
 
-/// systemd passes over parts of a sandbox that a machine does not have. These two must be there: the system call filter,
-/// and a file system that cannot be written.
+/// systemd passes over parts of a sandbox that a machine does not have. These must be there: the system call filter, a file
+/// system that cannot be written but for the service's own folder; and no thread holds a capability any more.
 fn confined(root: &Root) -> Result<(), String> {
     root.shell(
         "pid=$(systemctl show --property=MainPID --value sluice)
          grep -q '^Seccomp:[[:space:]]*2$' /proc/$pid/status
          grep -q ' / [^ ]* ro[, ]' /proc/$pid/mounts
-         grep -q ' /var/lib/sluice [^ ]* rw[, ]' /proc/$pid/mounts",
+         grep -q ' /var/lib/sluice [^ ]* rw[, ]' /proc/$pid/mounts
+         test \"$(cat /proc/$pid/task/*/status | grep '^Cap[IPEA]' | grep -vc '0000000000000000$')\" = 0",
     )
 }
 
@@ -224,6 +226,17 @@ fn comes_back(root: &Root) -> Result<(), String> {
          done
          systemctl status sluice
          exit 1",
+    )
+}
+
+/// The drop-in that takes every privilege away, put where the manual says.
+fn with_drop_in(root: &Root) -> Result<(), String> {
+    root.shell(
+        "install -D -m 644 /usr/share/sluice/sluice.service.d/20-ledger.conf.example \
+             /etc/systemd/system/sluice.service.d/20-ledger.conf
+         systemctl daemon-reload
+         systemctl restart sluice
+         test -z \"$(systemctl show --property=CapabilityBoundingSet --value sluice)\"",
     )
 }
 

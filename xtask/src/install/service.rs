@@ -157,6 +157,7 @@ impl Service {
                 return Err(format!("{what}: does not hold:\n{status:?}"));
             }
         }
+        without_capabilities(self.child.id())?;
         match limits.iter().find(|(name, value)| hard(&shown, name).as_ref() != Some(value)) {
             Some((name, value)) => Err(format!("limit {name} is not {value}:\n{shown}")),
             None => Ok(()),
@@ -184,6 +185,22 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Once it is ready no thread may hold a capability, or get one back.
+fn without_capabilities(pid: u32) -> Result<(), String> {
+    let tasks = format!("/proc/{pid}/task");
+    for task in std::fs::read_dir(&tasks).map_err(|error| format!("{tasks}: {error}"))?.flatten() {
+        // A helper thread may have ended meanwhile.
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            let held = status.lines().find_map(|line| line.strip_prefix(set)?.strip_prefix(':')).unwrap_or("no line");
+            if !held.trim().bytes().all(|digit| digit == b'0') {
+                return Err(format!("{}: {set} is {}, but must be 0", task.path().display(), held.trim()));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The limits that the unit sets, as prlimit takes them. Where this process may not raise its own it does what systemd
