@@ -33,10 +33,7 @@ pub struct Booted {
 
 /// Why this machine boots none, if it does not.
 pub fn refusal() -> Option<String> {
-    match groups() {
-        Ok(_) => None,
-        Err(reason) => Some(reason),
-    }
+    groups().err()
 }
 
 /// This process's own control group, of version 2.
