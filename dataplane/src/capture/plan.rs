@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::arbiter_worker::{ArbiterParts, ArbiterWorker, Loss, ReportDesk, TimeSource};
 use super::file_worker::{FileSide, FileWorker};
 use super::items::RxItem;
 use super::queue_worker::{Destination, FeedPort, FrameQueue, QueueWorker};
+use super::source::file::FileSource;
 use super::stats::{ArbiterCounter, QueueCounter, SideCounter};
-use crate::config::{Config, Feed, FeedProtocol, Interface, Record, SourceKind, Span, StartAt};
+use crate::config::{Config, Feed, FeedProtocol, Finding, Interface, Record, SourceKind, Span, StartAt};
 use crate::feed::arbiter::{Arbiter, ArbiterSettings};
 use crate::feed::handoff::Handoff;
 use crate::feed::publish::Publisher;
@@ -113,6 +114,29 @@ pub struct CapturePlan {
     pub feeds: Vec<FeedView>,
     /// Damage found in files.
     pub damage: Arc<Mutex<Vec<String>>>,
+}
+
+/// What of the capture files that feeds read `run` would refuse. Changes nothing.
+pub fn check_files(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for feed in &config.feeds {
+        for side in feed.sides.iter().filter(|side| side.source == SourceKind::File) {
+            // Missing, or standard input: the file's own matter.
+            let Some(path) = side.file.as_deref().filter(|path| *path != Path::new("-")) else { continue };
+            let regular = std::fs::metadata(path).map(|metadata| metadata.is_file());
+            let what = match regular {
+                Err(error) => format!("is \"{}\": {error}; name a capture file", path.display()),
+                // Opening it could wait for its other end.
+                Ok(false) => format!("is \"{}\", which is no regular file: name a capture file", path.display()),
+                Ok(true) => match FileSource::open(&path.to_string_lossy()) {
+                    Ok(_) => continue,
+                    Err(error) => error.to_string(),
+                },
+            };
+            findings.push(Finding { key: format!("feed \"{}\" side \"{}\": file", feed.name, side.name), what });
+        }
+    }
+    findings
 }
 
 /// A source of frames in the plan.

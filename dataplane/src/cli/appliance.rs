@@ -160,9 +160,6 @@ impl Appliance {
             }
         };
         launched.go();
-        if let Some(reload) = &reload {
-            reload.warn();
-        }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         Ok(Appliance {
             launched,

@@ -9,8 +9,10 @@ use clap::{Parser, Subcommand};
 pub mod appliance;
 pub mod check;
 pub mod doctor;
+pub mod config_page;
 pub mod explain;
 pub mod feed;
+pub mod findings;
 pub mod ledger;
 pub mod log;
 pub mod pages;
@@ -22,6 +24,7 @@ pub mod ring;
 pub mod run;
 pub mod stat;
 pub mod store;
+pub mod sums;
 pub mod tables;
 
 /// What a command ends with (CONTRACTS: exit codes).

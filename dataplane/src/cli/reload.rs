@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check;
+use super::findings;
 use crate::config::{self, Change, Config};
 use crate::ledger::reload::Reload;
 use crate::store::plan::StoreView;
@@ -58,7 +58,7 @@ impl Reloader {
 
     fn read(&self) -> Result<Config, Vec<String>> {
         let config = config::load(&self.path).map_err(|error| vec![error.to_string()])?;
-        let findings = check::findings(&config);
+        let findings = findings::look(&config).findings;
         if findings.is_empty() { Ok(config) } else { Err(findings.iter().map(ToString::to_string).collect()) }
     }
 

@@ -8,9 +8,8 @@ use serde_json::Value;
 
 use super::appliance::{Appliance, Ending};
 use super::reload::Reloader;
-use super::{Exit, Failure, Outcome, check, explain, tables};
+use super::{Exit, Failure, Outcome, explain, findings, tables};
 use crate::config::{self, Span};
-use crate::sys::cpu;
 use crate::sys::signal::Signals;
 
 /// Arguments of `sluice run`.
@@ -18,7 +17,7 @@ use crate::sys::signal::Signals;
 pub struct Args {
     /// The configuration file.
     pub config: PathBuf,
-    /// Print workers, links, cores and memory, and start nothing.
+    /// Print cores with their workers, links, memory, threads, descriptors and what listens; start nothing.
     #[arg(long)]
     pub explain: bool,
     /// End by itself after this long ("10s").
@@ -35,7 +34,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
-    let findings = check::findings(&config);
+    let findings::Checked { findings, warnings } = findings::look(&config);
     if !findings.is_empty() {
         let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
         return Err(Failure::usage(lines.join("\nsluice: ")));
@@ -44,7 +43,7 @@ pub fn run(args: Args) -> Outcome {
         print!("{}", explain::explain(&config));
         return Ok(Exit::Done);
     }
-    for warning in config::warn(&config, cpu::allowed().len()) {
+    for warning in warnings {
         tracing::warn!("{warning}");
     }
     // Before any thread starts: the signals are taken out of every thread's delivery.

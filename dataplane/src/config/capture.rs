@@ -12,6 +12,7 @@ pub const COPY_FRAME_BYTES: u32 = 66 << 10;
 
 /// What a core does when its workers have nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Idle {
     /// Polls for ever: lowest latency, a whole CPU.
@@ -24,6 +25,7 @@ pub enum Idle {
 
 /// `[[core]]`: one pinned thread.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Core {
     /// The name that workers refer to.
@@ -43,6 +45,7 @@ impl Core {
 
 /// Whether an AF_XDP socket must, may or must not run in zero-copy mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ZeroCopy {
     /// The start fails where the driver cannot.
@@ -55,6 +58,7 @@ pub enum ZeroCopy {
 
 /// Where the XDP program hooks in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum AttachMode {
     /// In the driver; the start fails where it cannot.
@@ -67,6 +71,7 @@ pub enum AttachMode {
 
 /// Where capture stamps come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Stamp {
     /// The XDP program reads the kernel's TAI clock.
@@ -77,6 +82,7 @@ pub enum Stamp {
 
 /// Which frames the NIC lets through beside its own address and joined groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Promiscuous {
     /// What is joined.
@@ -89,6 +95,7 @@ pub enum Promiscuous {
 
 /// Through what an interface is captured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Through {
     /// AF_XDP sockets, one per receive queue.
@@ -99,6 +106,7 @@ pub enum Through {
 
 /// `[[interface]]`: how a NIC is captured. One program, one XSKMAP; one socket, one UMEM, one worker per queue.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Interface {
     /// The interface's name or altname.
@@ -166,6 +174,7 @@ impl Interface {
 
 /// The sequenced protocol of a feed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 pub enum FeedProtocol {
     /// IEX-TP 1.0.
     #[serde(rename = "iex-tp")]
@@ -177,6 +186,7 @@ pub enum FeedProtocol {
 
 /// Where a session's sequence is taken to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum StartAt {
     /// At the first segment seen.
@@ -187,6 +197,7 @@ pub enum StartAt {
 
 /// What of a feed is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Record {
     /// The arbitrated messages.
@@ -199,6 +210,7 @@ pub enum Record {
 
 /// Where a side's frames come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SourceKind {
     /// An AF_XDP interface (`interface`).
@@ -209,6 +221,7 @@ pub enum SourceKind {
 
 /// `[[feed.side]]`: one copy of the feed.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Side {
     /// Its name; sides are A, B, … in the order of the file.
@@ -238,6 +251,7 @@ impl Side {
 
 /// `[[feed]]`: one sequenced feed, its sides and its arbiter.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Feed {
     /// Its name in metrics and reports.
@@ -361,6 +375,7 @@ impl Feed {
 
 /// When a store asks the disk to keep what was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Fsync {
     /// Only at the seal of a segment.
@@ -373,6 +388,7 @@ pub enum Fsync {
 
 /// `[[store]]`: a directory of `.tri` segments.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Store {
     /// The name that feeds refer to.
@@ -454,6 +470,7 @@ impl Store {
 
 /// `[control]`: the control thread's HTTP server.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
     /// Where `/status`, `/metrics` and `/healthz` answer.
@@ -462,6 +479,15 @@ pub struct Control {
     pub drain: Span,
     /// A core that makes no round for this long is stalled: the process ends with a reason.
     pub stall: Span,
+    /// Listen beyond this host, though whoever reaches the server is answered.
+    pub insecure: bool,
+}
+
+impl Control {
+    /// Of a command that has no control server, and so none whose port others could want.
+    pub fn none() -> Control {
+        Control { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Control::default() }
+    }
 }
 
 impl Default for Control {
@@ -470,6 +496,7 @@ impl Default for Control {
             listen: SocketAddr::from(([127, 0, 0, 1], 9480)),
             drain: Span(std::time::Duration::from_secs(10)),
             stall: Span(std::time::Duration::from_secs(10)),
+            insecure: false,
         }
     }
 }

@@ -4,22 +4,42 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddrV4;
 
-use super::capture::{Feed, Interface, SourceKind, Stamp, Store};
+use super::capture::{Core, Feed, Interface, SourceKind, Stamp, Store, Through};
 use super::check_ledger::check_ledger;
-use super::check_ring::check_rings;
+use super::check_ring::{check_rings, range};
+use super::check_shared::check_shared;
 use super::load::Config;
 use crate::units::SIDES_MAX;
 
 /// Smallest and largest AF_XDP ring: below 64 a batch does not fit; the kernel takes powers of two, and 32,768
 /// descriptors of 2 KiB frames are 64 MiB a queue already.
-const RING_MIN: u32 = 64;
-const RING_MAX: u32 = 32_768;
+pub(super) const RING_MIN: u32 = 64;
+pub(super) const RING_MAX: u32 = 32_768;
 /// Largest reorder window: 4 Mi slots of 128 bytes are 512 MiB.
-const WINDOW_MAX: u32 = 1 << 22;
+pub(super) const WINDOW_MAX: u32 = 1 << 22;
 /// A block must hold the largest message with its headers (64 KiB and 4 KiB of header and table); the largest is the
 /// format's (`wire::block::BLOCK_BYTES_MAX`, held equal by a test of the store).
-const BLOCK_MIN: u64 = 128 << 10;
-const BLOCK_MAX: u64 = 16 << 20;
+pub(super) const BLOCK_MIN: u64 = 128 << 10;
+pub(super) const BLOCK_MAX: u64 = 16 << 20;
+/// Blocks of a store: two that are filled and written each in turn at least; with the largest block 64 GiB.
+pub(super) const BLOCKS_MIN: u32 = 4;
+pub(super) const BLOCKS_MAX: u32 = 4_096;
+/// Largest segment: one that no file system in use refuses, as for ledgers.
+pub(super) const SEGMENT_MAX: u64 = 1 << 40;
+/// zstd's levels; above 19 a level takes hundreds of MiB.
+pub(super) const ZSTD_MAX: i32 = 19;
+/// The last CPU that `sched_setaffinity` is asked for here: its set has 1,024 (sched_setaffinity(2)).
+pub(super) const CPU_MAX: usize = 1_023;
+/// Frames of 2 KiB in 4 GiB, which is what a UMEM can be registered with (its length has 32 bits in the kernel), less one huge page
+/// to round up to. With chunks of 4 KiB it is half of it, which only the interface's MTU tells.
+pub(super) const FRAMES_MAX: u32 = (((1_u64 << 32) - (2 << 20)) / 2_048) as u32;
+/// Items of a link: a million are 64 MiB of memory, and far more than any UMEM's share.
+pub(super) const LINK_MAX: u32 = 1 << 20;
+/// A feed's books: each stream has histograms and a list of gaps; a session with 64 open runs is none.
+pub(super) const STREAMS_MAX: u32 = 4_096;
+pub(super) const RUNS_MAX: u32 = 64;
+/// Longest name: an interface's other name has 127 bytes at most (ALTIFNAMSIZ).
+pub(super) const NAME_BYTES_MAX: usize = 127;
 
 /// One thing that `run` would refuse: key, value, limit, next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,12 +82,12 @@ pub fn check(config: &Config) -> Vec<Finding> {
     for feed in &config.feeds {
         check_feed(config, feed, &mut findings);
     }
-    check_groups(config, &mut findings);
     for store in &config.stores {
         check_store(config, store, &mut findings);
     }
     check_rings(config, &mut findings);
     check_ledger(config, &mut findings);
+    check_shared(config, &mut findings);
     findings.0
 }
 
@@ -108,19 +128,39 @@ fn check_names(config: &Config, findings: &mut Findings) {
     for (kind, names) in kinds {
         let mut seen = BTreeSet::new();
         for name in names {
-            if name.is_empty() {
-                findings.add(format!("{kind}: name"), "is empty: give it a name");
-            }
+            check_name(kind, name, findings);
             if !seen.insert(name) {
                 findings.add(format!("{kind} \"{name}\""), "two have this name: rename one");
             }
         }
     }
+    check_cores(&config.cores, findings);
+    check_store_cores(config, findings);
+}
+
+/// A name stands in metrics, reports and the names of threads.
+fn check_name(kind: &str, name: &str, findings: &mut Findings) {
+    if name.is_empty() {
+        findings.add(format!("{kind}: name"), "is empty: give it a name");
+    } else if name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        findings.add(
+            format!("{kind}: name"),
+            format!(
+                "{name:?} has {} bytes, but a name has at most {NAME_BYTES_MAX} and no control character",
+                name.len()
+            ),
+        );
+    }
+}
+
+fn check_cores(cores: &[Core], findings: &mut Findings) {
     let mut cpus: BTreeMap<usize, &str> = BTreeMap::new();
-    for core in &config.cores {
+    for core in cores {
+        let key = format!("core \"{}\": cpu", core.name);
+        range(findings, key.clone(), core.cpu, 0, CPU_MAX);
         if let Some(other) = cpus.insert(core.cpu, &core.name) {
             findings.add(
-                format!("core \"{}\": cpu", core.name),
+                key,
                 format!(
                     "{} is core \"{other}\"'s already: one thread per CPU; let their workers share one [[core]]",
                     core.cpu
@@ -128,21 +168,15 @@ fn check_names(config: &Config, findings: &mut Findings) {
             );
         }
     }
+}
+
+fn check_store_cores(config: &Config, findings: &mut Findings) {
     let mut store_cores = BTreeMap::new();
     for store in &config.stores {
         if let Some(other) = store_cores.insert(&store.core, &store.name) {
             findings.add(
                 format!("store \"{}\": core", store.name),
                 format!("core \"{}\" is store \"{other}\"'s already: a core's io_uring registers one store's blocks; give each store a core of its own", store.core),
-            );
-        }
-    }
-    let mut paths = BTreeMap::new();
-    for store in &config.stores {
-        if let Some(other) = paths.insert(&store.path, &store.name) {
-            findings.add(
-                format!("store \"{}\": path", store.name),
-                format!("is store \"{other}\"'s already: one directory each"),
             );
         }
     }
@@ -172,6 +206,15 @@ fn check_interface(config: &Config, interface: &Interface, findings: &mut Findin
             ),
         );
     }
+    if interface.frames > FRAMES_MAX {
+        findings.add(
+            key("frames"),
+            format!("is {}, but a UMEM has at most 4GiB, which are {FRAMES_MAX} frames: lower it", interface.frames),
+        );
+    }
+    if interface.through == Through::Libpcap {
+        check_libpcap(interface, findings);
+    }
     if interface.stamp == Stamp::Hardware {
         findings.add(
             key("stamp"),
@@ -188,8 +231,24 @@ fn check_interface(config: &Config, interface: &Interface, findings: &mut Findin
     }
 }
 
+fn check_libpcap(interface: &Interface, findings: &mut Findings) {
+    let key = |field: &str| format!("interface \"{}\": {field}", interface.name);
+    if !cfg!(feature = "libpcap") {
+        findings.add(
+            key("through"),
+            "is \"libpcap\", but this build has no libpcap: build with --features libpcap, or write \"af_xdp\"",
+        );
+    }
+    if interface.queues > 1 {
+        findings.add(
+            key("queues"),
+            format!("is {}, but libpcap takes an interface as one queue: write 0 or 1", interface.queues),
+        );
+    }
+}
+
 /// Most copy frames: 1 GiB of them, and far below where a frame's offset would pass a u32.
-const COPY_FRAMES_MAX: u32 = (1 << 30) / super::COPY_FRAME_BYTES;
+pub(super) const COPY_FRAMES_MAX: u32 = (1 << 30) / super::COPY_FRAME_BYTES;
 
 /// Copy frames that a full reorder window can take at once: two 128-byte slots a message, and between each two a gap
 /// (the arbiter's slot count, a record's 32-byte header, a gap's 40 bytes).
@@ -212,10 +271,8 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
     if feed.window == 0 || feed.window > WINDOW_MAX {
         findings.add(key("window"), format!("is {}, but must be from 1 to {WINDOW_MAX} messages", feed.window));
     }
-    if feed.link < RING_MIN {
-        findings.add(key("link"), format!("is {}, but must be at least {RING_MIN}, one batch", feed.link));
-    }
-    check_publish(config, feed, findings);
+    range(findings, key("link"), feed.link, RING_MIN, LINK_MAX);
+    check_publish(feed, findings);
     let copies = copy_frames_needed(feed.window);
     if feed.copy_frames > COPY_FRAMES_MAX {
         findings.add(key("copy_frames"), format!("is {}, but at most {COPY_FRAMES_MAX} (1 GiB)", feed.copy_frames));
@@ -226,9 +283,8 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
             format!("is {}, but a full window of {} messages can take {copies} when it empties at once: raise it, or lower window", feed.copy_frames, feed.window),
         );
     }
-    if feed.streams_max == 0 || feed.streams_max > 4_096 || feed.runs_max == 0 || feed.runs_max > 64 {
-        findings.add(key("streams_max"), "streams_max must be from 1 to 4096, runs_max from 1 to 64");
-    }
+    range(findings, key("streams_max"), feed.streams_max, 1, STREAMS_MAX);
+    range(findings, key("runs_max"), feed.runs_max, 1, RUNS_MAX);
     if feed.sides.iter().any(|s| s.source == SourceKind::File)
         && feed.sides.iter().any(|s| s.source != SourceKind::File)
     {
@@ -237,22 +293,29 @@ fn check_feed(config: &Config, feed: &Feed, findings: &mut Findings) {
             "some sides are files and some are live: their clocks differ; make them all one or the other",
         );
     }
-    for side in &feed.sides {
+    for (index, side) in feed.sides.iter().enumerate() {
+        check_name(&format!("feed \"{}\" side", feed.name), &side.name, findings);
+        if feed.sides[..index].iter().any(|other| other.name == side.name) {
+            findings.add(format!("feed \"{}\" side \"{}\"", feed.name, side.name), "two have this name: rename one");
+        }
         check_side(config, feed, side, findings);
     }
 }
 
 /// Smallest arena of a published feed: two of the longest messages (64 KiB), so that the one being read is not the one
 /// being written. Largest capacity and arena: 2^30 slots of 64 bytes and 1 TiB lie beyond any machine's /dev/shm.
-const PUBLISH_ARENA_MIN: u64 = 128 << 10;
-const PUBLISH_ARENA_MAX: u64 = 1 << 40;
-const PUBLISH_CAPACITY_MAX: u64 = 1 << 30;
+pub(super) const PUBLISH_ARENA_MIN: u64 = 128 << 10;
+pub(super) const PUBLISH_ARENA_MAX: u64 = 1 << 40;
+pub(super) const PUBLISH_CAPACITY_MIN: u64 = 64;
+pub(super) const PUBLISH_CAPACITY_MAX: u64 = 1 << 30;
 
-fn check_publish(config: &Config, feed: &Feed, findings: &mut Findings) {
+fn check_publish(feed: &Feed, findings: &mut Findings) {
     let key = |field: &str| format!("feed \"{}\": {field}", feed.name);
     let (capacity, arena) = (feed.publish_capacity, feed.publish_arena.0);
-    if !capacity.is_power_of_two() || !(64..=PUBLISH_CAPACITY_MAX).contains(&capacity) {
-        let what = format!("is {capacity}, but must be a power of two from 64 to {PUBLISH_CAPACITY_MAX} records");
+    if !capacity.is_power_of_two() || !(PUBLISH_CAPACITY_MIN..=PUBLISH_CAPACITY_MAX).contains(&capacity) {
+        let what = format!(
+            "is {capacity}, but must be a power of two from {PUBLISH_CAPACITY_MIN} to {PUBLISH_CAPACITY_MAX} records"
+        );
         findings.add(key("publish_capacity"), what);
     }
     if !arena.is_power_of_two() || !(PUBLISH_ARENA_MIN..=PUBLISH_ARENA_MAX).contains(&arena) {
@@ -265,22 +328,18 @@ fn check_publish(config: &Config, feed: &Feed, findings: &mut Findings) {
         let what = format!("is \"{}\", but must be an absolute path: write \"/dev/shm/{0}\"", path.display());
         findings.add(key("publish"), what);
     }
-    if let Some(other) = config.feeds.iter().find(|other| other.name != feed.name && other.publish == feed.publish) {
-        let what =
-            format!("is \"{}\", which feed \"{}\" publishes too: a ring has one producer", path.display(), other.name);
-        findings.add(key("publish"), what);
-    }
 }
 
 fn check_side(config: &Config, feed: &Feed, side: &super::capture::Side, findings: &mut Findings) {
     let key = |field: &str| format!("feed \"{}\" side \"{}\": {field}", feed.name, side.name);
     for group in &side.groups {
-        if group.parse::<SocketAddrV4>().is_err() {
-            findings.add(
-                key("groups"),
-                format!("\"{group}\" is not an IPv4 address and port: write for example \"233.215.21.4:10378\""),
-            );
+        if group.parse::<SocketAddrV4>().is_ok_and(|group| group.port() > 0 && !group.ip().is_unspecified()) {
+            continue;
         }
+        findings.add(
+            key("groups"),
+            format!("\"{group}\" is not an IPv4 address and port: write for example \"233.215.21.4:10378\""),
+        );
     }
     match side.source {
         SourceKind::AfXdp => {
@@ -314,25 +373,6 @@ fn check_side(config: &Config, feed: &Feed, side: &super::capture::Side, finding
     }
 }
 
-/// A (group, port) on one interface belongs to one side of one feed.
-fn check_groups(config: &Config, findings: &mut Findings) {
-    let mut owners: BTreeMap<(&str, &str), String> = BTreeMap::new();
-    for feed in &config.feeds {
-        for side in feed.sides.iter().filter(|side| side.source == SourceKind::AfXdp) {
-            let Some(interface) = side.interface.as_deref() else { continue };
-            for group in &side.groups {
-                let owner = format!("feed \"{}\" side \"{}\"", feed.name, side.name);
-                if let Some(other) = owners.insert((interface, group), owner.clone()) {
-                    findings.add(
-                        format!("{owner}: groups"),
-                        format!("{group} on {interface} is {other}'s already: a group and port on one interface belong to one side"),
-                    );
-                }
-            }
-        }
-    }
-}
-
 fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
     let key = |field: &str| format!("store \"{}\": {field}", store.name);
     findings.core(config, key("core"), &store.core);
@@ -347,17 +387,26 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
             ),
         );
     }
-    if store.segment.0 < 4 * store.block.0 {
+    let four = 4_u64.saturating_mul(store.block.0);
+    if store.segment.0 < four || store.segment.0 > SEGMENT_MAX {
         findings.add(
             key("segment"),
-            format!("is {}, but must hold at least four blocks ({})", store.segment, super::Bytes(4 * store.block.0)),
+            format!(
+                "is {}, but must be from four blocks ({}) to {}",
+                store.segment,
+                super::Bytes(four),
+                super::Bytes(SEGMENT_MAX)
+            ),
         );
     }
-    if !(4..=4_096).contains(&store.blocks_in_flight) {
-        findings.add(key("blocks_in_flight"), format!("is {}, but must be from 4 to 4096", store.blocks_in_flight));
+    range(findings, key("blocks_in_flight"), store.blocks_in_flight, BLOCKS_MIN, BLOCKS_MAX);
+    for (name, time) in [("flush", store.flush), ("fsync_interval", store.fsync_interval)] {
+        if time.0.is_zero() {
+            findings.add(key(name), "is 0s, but must be above: write for example \"1s\"");
+        }
     }
-    if store.flush.0.is_zero() || store.fsync_interval.0.is_zero() {
-        findings.add(key("flush"), "flush and fsync_interval must be above 0");
+    if store.path.as_os_str().is_empty() {
+        findings.add(key("path"), "is empty: name the directory of the store");
     }
     let feeds = config.feeds.iter().filter(|feed| feed.store.as_deref() == Some(store.name.as_str()));
     let (files, live): (Vec<&Feed>, Vec<&Feed>) =
@@ -378,16 +427,17 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
             format!("is {}, but core \"{}\" also runs the arbiter of feed \"{}\", which compression would hold up: give the store a core of its own, or set zstd = 0", store.zstd, store.core, feed.name),
         );
     }
-    if !(0..=19).contains(&store.zstd) {
-        findings.add(key("zstd"), format!("is {}, but must be from 0 (off) to 19", store.zstd));
+    if !(0..=ZSTD_MAX).contains(&store.zstd) {
+        findings.add(key("zstd"), format!("is {}, but must be from 0 (off) to {ZSTD_MAX}", store.zstd));
     }
-    if store.retain.0 != 0 && store.retain.0 < 2 * store.segment.0 {
+    let two = store.segment.0.saturating_mul(2);
+    if store.retain.0 != 0 && store.retain.0 < two {
         findings.add(
             key("retain"),
             format!(
                 "is {}, but must hold at least two sealed segments ({}; the two that are written or ready come on top), or be 0",
                 store.retain,
-                super::Bytes(2 * store.segment.0)
+                super::Bytes(two)
             ),
         );
     }
@@ -489,6 +539,15 @@ mod tests {
             ("core = \"disk\"", "core = \"rx\"\nzstd = 3", "store \"main\": zstd"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nsegment = \"512KiB\"", "store \"main\": segment"),
             ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nretain = \"1GiB\"", "store \"main\": retain"),
+            ("cpu = 1", "cpu = 1024", "core \"disk\": cpu"),
+            ("name = \"disk\"\n        cpu", "name = \"di\\u0000sk\"\n        cpu", "core: name"),
+            ("cores = [\"rx\"]", "cores = [\"rx\"]\nframes = 3000000", "interface \"eth1\": frames"),
+            ("cores = [\"rx\"]", "cores = [\"rx\"]\nthrough = \"libpcap\"\nqueues = 2", "interface \"eth1\": queues"),
+            ("store = \"main\"", "store = \"main\"\nlink = 4000000", "feed \"deep\": link"),
+            ("store = \"main\"", "store = \"main\"\nruns_max = 65", "feed \"deep\": runs_max"),
+            ("233.215.21.4:10378", "233.215.21.4:0", "feed \"deep\" side \"A\": groups"),
+            ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nflush = \"0s\"", "store \"main\": flush"),
+            ("path = \"/tmp/x\"", "path = \"/tmp/x\"\nsegment = \"2TiB\"", "store \"main\": segment"),
         ];
         for (from, to, key) in cases {
             assert!(GOOD.contains(from), "{from}");

@@ -1,53 +1,53 @@
 //! The rules of the ledger job's section.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::check::{Finding, Findings};
 use super::check_ring::range;
-use super::ledger::{Compress, LedgerServe, LedgerSource, LedgerSync, Listen};
+use super::check_shared::lexical;
+use super::ledger::{Compress, LedgerServe, LedgerSource, LedgerSync};
 use super::load::Config;
 use super::{Bytes, Span};
 
 /// Chunks and ledgers as the protocol bounds them (`wire::ledger`, held equal by a test of the ledger job).
-const CHUNK_MIN: Bytes = Bytes(4 << 10);
-const CHUNK_MAX: Bytes = Bytes(8 << 20);
-const LEDGER_MAX: Bytes = Bytes(256 << 20);
+pub(super) const CHUNK_MIN: Bytes = Bytes(4 << 10);
+pub(super) const CHUNK_MAX: Bytes = Bytes(8 << 20);
+pub(super) const LEDGER_MAX: Bytes = Bytes(256 << 20);
 /// The last sequence that can be streamed: the protocol does not wrap.
-const SEQUENCE_MAX: u32 = u32::MAX - 1;
+pub(super) const SEQUENCE_MAX: u32 = u32::MAX - 1;
 /// A page; and a pipe as long as four of the longest ledgers, which fits the kernel's int.
-const PIPE_MIN: Bytes = Bytes(4 << 10);
-const PIPE_MAX: Bytes = Bytes(1 << 30);
+pub(super) const PIPE_MIN: Bytes = Bytes(4 << 10);
+pub(super) const PIPE_MAX: Bytes = Bytes(1 << 30);
 /// A segment that holds a few chunks, and one that no file system in use refuses.
-const SEGMENT_MIN: Bytes = Bytes(1 << 20);
-const SEGMENT_MAX: Bytes = Bytes(1 << 40);
+pub(super) const SEGMENT_MIN: Bytes = Bytes(1 << 20);
+pub(super) const SEGMENT_MAX: Bytes = Bytes(1 << 40);
 /// The backlog is memory.
-const BACKLOG_MIN: Bytes = Bytes(1 << 20);
-const BACKLOG_MAX: Bytes = Bytes(1 << 40);
+pub(super) const BACKLOG_MIN: Bytes = Bytes(1 << 20);
+pub(super) const BACKLOG_MAX: Bytes = Bytes(1 << 40);
 /// zstd's own levels reach further both ways, where nothing is gained: below −7 it hardly compresses, above 19 a level takes
 /// hundreds of MiB.
-const LEVEL_MIN: i32 = -7;
-const LEVEL_MAX: i32 = 19;
+pub(super) const LEVEL_MIN: i32 = -7;
+pub(super) const LEVEL_MAX: i32 = 19;
 /// As the peer's.
-const WORKERS_MAX: usize = 64;
+pub(super) const WORKERS_MAX: usize = 64;
 /// As a server shares out and as a client puts together (`ledger::share`, `ledger::merge`, held equal by a test of the ledger
 /// job).
-const FLOWS_MAX: u32 = 64;
-const UPSTREAM_FLOWS_MAX: u32 = 16;
+pub(super) const FLOWS_MAX: u32 = 64;
+pub(super) const UPSTREAM_FLOWS_MAX: u32 = 16;
 /// Each subscriber has a descriptor, and the kernel gives a process about a million at most.
-const SUBSCRIBERS_MAX: u32 = 1_000_000;
+pub(super) const SUBSCRIBERS_MAX: u32 = 1_000_000;
 /// Longest pace: a ledger a day is none.
-const PACE_MAX: Span = Span(Duration::from_secs(86_400));
+pub(super) const PACE_MAX: Span = Span(Duration::from_secs(86_400));
 /// TCP keepalive is set in seconds; longer than an hour no router remembers a connection.
-const DEAD_MIN: Span = Span(Duration::from_secs(1));
-const DEAD_MAX: Span = Span(Duration::from_secs(3_600));
+pub(super) const DEAD_MIN: Span = Span(Duration::from_secs(1));
+pub(super) const DEAD_MAX: Span = Span(Duration::from_secs(3_600));
 
 pub(super) fn check_ledger(config: &Config, findings: &mut Findings) {
     let Some(serve) = &config.ledger.serve else { return };
     check_cores(config, serve, findings);
-    check_access(config, serve, findings);
-    check_retention(config, serve, findings);
+    check_access(serve, findings);
+    check_retention(serve, findings);
     check_sizes(serve, findings);
     check_limits(serve, findings);
     check_pace(serve, findings);
@@ -91,7 +91,7 @@ fn check_cores(config: &Config, serve: &LedgerServe, findings: &mut Findings) {
 }
 
 /// Who may connect, and to what.
-fn check_access(config: &Config, serve: &LedgerServe, findings: &mut Findings) {
+fn check_access(serve: &LedgerServe, findings: &mut Findings) {
     match (&serve.cert, &serve.key) {
         (Some(_), None) => {
             findings.add(key("key"), "is missing, but cert is given: name the file with the certificate's key");
@@ -113,24 +113,6 @@ fn check_access(config: &Config, serve: &LedgerServe, findings: &mut Findings) {
             ),
         );
     }
-    if collides(serve.listen, config.control.listen) {
-        findings.add(
-            key("listen"),
-            format!(
-                "is \"{}\", but [control] listens on {} already: take another port",
-                serve.listen, config.control.listen
-            ),
-        );
-    }
-    for ring in config.ring.serves.iter().filter(|ring| collides(serve.listen, ring.bind)) {
-        findings.add(
-            key("listen"),
-            format!(
-                "is \"{}\", but ring.serve \"{}\" binds {} already: take another port",
-                serve.listen, ring.name, ring.bind
-            ),
-        );
-    }
 }
 
 /// What a server that other hosts reach lacks; empty for one that they do not.
@@ -142,19 +124,7 @@ fn missing_for_the_public(serve: &LedgerServe) -> Vec<&'static str> {
     [tls.then_some("TLS (cert and key)"), serve.tokens.is_none().then_some("tokens")].into_iter().flatten().collect()
 }
 
-/// Whether two sockets cannot listen side by side, as far as their addresses tell.
-fn collides(listen: Listen, other: SocketAddr) -> bool {
-    let ip = match listen {
-        Listen::Port(_) => None,
-        Listen::Address(address) => Some(address.ip()).filter(|ip| !ip.is_unspecified()),
-    };
-    let same = ip.is_none()
-        || other.ip().is_unspecified()
-        || ip.as_ref().map(IpAddr::to_canonical) == Some(other.ip().to_canonical());
-    same && listen.port() == other.port() && other.port() != 0
-}
-
-fn check_retention(config: &Config, serve: &LedgerServe, findings: &mut Findings) {
+fn check_retention(serve: &LedgerServe, findings: &mut Findings) {
     if serve.retention == 0 {
         findings.add(key("retention"), "is 0, but a subscriber that falls behind needs kept ledgers: at least 1");
     }
@@ -182,16 +152,6 @@ fn check_retention(config: &Config, serve: &LedgerServe, findings: &mut Findings
     }
     if serve.data_dir.as_os_str().is_empty() {
         findings.add(key("data_dir"), "is empty: name the directory that keeps the ledgers");
-    }
-    if let Some(store) = config.stores.iter().find(|store| lexical(&store.path) == lexical(&serve.segments_dir())) {
-        findings.add(
-            key("data_dir"),
-            format!(
-                "would keep ledgers in \"{}\", which is store \"{}\"'s: one directory each",
-                store.path.display(),
-                store.name
-            ),
-        );
     }
 }
 
@@ -224,6 +184,7 @@ fn check_sizes(serve: &LedgerServe, findings: &mut Findings) {
 
 fn check_limits(serve: &LedgerServe, findings: &mut Findings) {
     range(findings, key("flows_max"), serve.flows_max, 1, FLOWS_MAX);
+    range(findings, key("upstream_flows"), serve.upstream_flows, 1, UPSTREAM_FLOWS_MAX);
     range(findings, key("subscribers_max"), serve.subscribers_max, 1, SUBSCRIBERS_MAX);
     range(findings, key("subscribers_per_address_max"), serve.subscribers_per_address_max, 1, SUBSCRIBERS_MAX);
     range(findings, key("dead_after"), serve.dead_after, DEAD_MIN, DEAD_MAX);
@@ -307,21 +268,14 @@ fn check_captive(serve: &LedgerServe, findings: &mut Findings) {
     }
     for url in &serve.history_archive_urls {
         let rest = url.split_once("://").filter(|(scheme, _)| ["http", "https"].contains(scheme));
-        if rest.is_none_or(|(_, rest)| rest.is_empty()) || url.contains(char::is_whitespace) {
+        // Core splits its command at spaces, and may hand it to a shell.
+        let plain = url.chars().all(|c| c.is_ascii_alphanumeric() || "-._~:/@%+=,".contains(c));
+        if rest.is_none_or(|(_, rest)| rest.is_empty()) || !plain {
             findings.add(
                 key("history_archive_urls"),
                 format!("\"{url}\" is no URL of an archive: write https://HOST/PATH"),
             );
         }
-    }
-    if lexical(&serve.storage_dir()) == lexical(&serve.segments_dir()) {
-        findings.add(
-            key("storage_dir"),
-            format!(
-                "is \"{}\", where the ledgers are kept: give stellar-core a directory of its own",
-                serve.storage_dir().display()
-            ),
-        );
     }
 }
 
@@ -372,25 +326,10 @@ fn check_follow(serve: &LedgerServe, findings: &mut Findings) {
     if serve.renumber == Some(true) {
         findings.add(key("renumber"), "is true, but a relay passes ledgers on as they are: leave it out");
     }
-    range(findings, key("upstream_flows"), serve.upstream_flows, 1, UPSTREAM_FLOWS_MAX);
 }
 
 fn is_blank(path: Option<&Path>) -> bool {
     path.is_none_or(|path| path.as_os_str().is_empty())
-}
-
-/// The path without `.`, `..` and doubled slashes. Neither links nor the working directory are looked at: that is for
-/// `ledger::files`.
-fn lexical(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::CurDir => {}
-            Component::ParentDir if plain.file_name().is_some_and(|name| name != "..") => drop(plain.pop()),
-            other => plain.push(other),
-        }
-    }
-    plain
 }
 
 /// What `run` lives with in the ledger job's section. `cpus` is what this process may run on.
@@ -545,7 +484,7 @@ mod tests {
             ),
             (
                 "[[ring.serve]]\nname = \"r\"\ncore = \"fan\"\nring = \"/x\"\nbind = \"0.0.0.0:8462\"",
-                "listen: is \"127.0.0.1:8462\", but ring.serve \"r\" binds 0.0.0.0:8462 already: take another port",
+                "listen: is \"127.0.0.1:8462\", but ring.serve \"r\" listens on 0.0.0.0:8462 already: take another port",
             ),
             ("retention = 0", "retention: is 0, but a subscriber that falls behind needs kept ledgers: at least 1"),
             ("segment_bytes = \"1023KiB\"", "segment_bytes: is 1023KiB, but must be from 1MiB to 1TiB"),
@@ -559,7 +498,7 @@ mod tests {
             ("data_dir = \"\"", "data_dir: is empty: name the directory that keeps the ledgers"),
             (
                 "[[store]]\nname = \"s\"\npath = \"./sluice-data//ledgers\"\ncore = \"fan\"",
-                "data_dir: would keep ledgers in \"./sluice-data//ledgers\", which is store \"s\"'s: one directory each",
+                "data_dir: leads to \"sluice-data/ledgers\", which is store \"s\"'s already: one directory each",
             ),
             ("chunk_size = 4095", "chunk_size: is 4095B, but must be from 4KiB to 8MiB"),
             ("chunk_size = 0", "chunk_size: is 0B, but must be from 4KiB to 8MiB"),
@@ -658,9 +597,14 @@ mod tests {
             ("https://a/b", "a/b", "history_archive_urls: \"a/b\" is no URL of an archive: write https://HOST/PATH"),
             ("https://a/b", "", "history_archive_urls: \"\" is no URL of an archive: write https://HOST/PATH"),
             (
+                "https://a/b",
+                "https://a/b;c",
+                "history_archive_urls: \"https://a/b;c\" is no URL of an archive: write https://HOST/PATH",
+            ),
+            (
                 "source",
                 "storage_dir = \"sluice-data/ledgers\"\nsource",
-                "storage_dir: is \"sluice-data/ledgers\", where the ledgers are kept: give stellar-core a directory of its own",
+                "storage_dir: leads to \"sluice-data/ledgers\", which is where ledgers are kept already: one directory each",
             ),
         ] {
             assert_eq!(findings(&CAPTIVE.replace(from, to)), [format!("config ledger.serve: {finding}")], "{to}");
@@ -735,7 +679,7 @@ mod tests {
         };
         let file = include_str!("../../../config/default.toml");
         let section = file.split_once("[ledger.serve]").expect("the section").1;
-        let section = section.split_once("[control]").expect("the next section").0;
+        let section = section.split_once("\n[control]").expect("the next section").0;
         for line in toml::to_string(&serve).expect("prints").lines() {
             let key = line.split_once(" = ").expect("a key").0;
             let stands = |line: &str| line.trim_start_matches("# ").starts_with(&format!("{key} = "));

@@ -13,23 +13,42 @@ use super::ring::{Linger, Mirror, Serve};
 use super::{Bytes, Span};
 
 /// Smallest and largest datagram: a header with one record of 8 bytes, and what UDP over IPv4 carries.
-const MTU_MIN: u32 = 24;
-const MTU_MAX: u32 = 65_507;
+pub(super) const MTU_MIN: u32 = 24;
+pub(super) const MTU_MAX: u32 = 65_507;
+/// Copies of a datagram: sixteen survive any chance loss, and more would only be load.
+pub(super) const DUP_MAX: u8 = 16;
 /// The frame header counts records in 16 bits.
-const BATCH_MAX: u32 = 65_535;
+pub(super) const BATCH_MAX: u32 = 65_535;
 /// Longest linger. No heartbeat overtakes waiting records, and mirrors call a source silent after 250 ms without one.
-const LINGER_MAX: Duration = Duration::from_millis(100);
+pub(super) const LINGER_MAX: Duration = Duration::from_millis(100);
 /// Most connections of one serve: each keeps a receive buffer and, while it is behind, a frame of 1 MiB.
-const CONNECTIONS_MAX: u32 = 4_096;
+pub(super) const CONNECTIONS_MAX: u32 = 4_096;
+/// Datagrams a second taken from outside: a million would be a core's whole work.
+pub(super) const PUNCH_RATE_MAX: u32 = 1_000_000;
+/// A mirror says HELLO at once; a minute is a link that nobody could use.
+pub(super) const HELLO_MAX: Duration = Duration::from_secs(60);
+/// Between two heartbeats of a stream and after what no router remembers a connection.
+pub(super) const DEAD_MIN: Duration = Duration::from_secs(1);
+pub(super) const DEAD_MAX: Duration = Duration::from_secs(3_600);
+/// Below one frame of 1 MiB a second nothing would be repaired; beyond a terabyte there is no network.
+pub(super) const REPAIR_RATE_MIN: Bytes = Bytes(1 << 20);
+pub(super) const REPAIR_RATE_MAX: Bytes = Bytes(1 << 40);
+/// Past it a ring's datagrams held back would be more than any ring.
+pub(super) const HOLD_BACK_MAX: Bytes = Bytes(16 << 30);
+/// A mirror that pauses for longer than a day is switched off.
+pub(super) const RECONNECT_MIN: Duration = Duration::from_millis(1);
+pub(super) const RECONNECT_MAX: Duration = Duration::from_secs(86_400);
 /// A mirror's file has a header, and slots.
-const GEOMETRY_MIN: u64 = 4_096;
+pub(super) const GEOMETRY_MIN: u64 = 4_096;
 /// One datagram must fit.
-const HOLD_BACK_MIN: u64 = 65_536;
+pub(super) const HOLD_BACK_MIN: u64 = 65_536;
 /// Below it heartbeats, a millisecond apart at best, would not come in time; nor those of a stream, 200 ms apart.
-const SILENCE_MIN: Duration = Duration::from_millis(10);
-const STREAM_SILENCE_MIN: Duration = Duration::from_millis(400);
+pub(super) const SILENCE_MIN: Duration = Duration::from_millis(10);
+pub(super) const STREAM_SILENCE_MIN: Duration = Duration::from_millis(400);
 /// Past it the connection has been given up (`ring::mirror::receiver::DEAD_NS`).
-const SILENCE_MAX: Duration = Duration::from_secs(5);
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+const NO_RING: &str = "is empty: name the ring's file, for example \"/dev/shm/ticks\"";
 
 pub(super) fn check_rings(config: &Config, findings: &mut Findings) {
     for serve in &config.ring.serves {
@@ -38,7 +57,7 @@ pub(super) fn check_rings(config: &Config, findings: &mut Findings) {
     for mirror in &config.ring.mirrors {
         check_mirror(config, mirror, findings);
     }
-    check_shared(config, findings);
+    check_among(config, findings);
 }
 
 /// Every finding that `run` lives with: it is told, and changes nothing. `cpus` is what this process may run on.
@@ -101,6 +120,9 @@ pub(super) fn range<T: PartialOrd + std::fmt::Display>(findings: &mut Findings, 
 fn check_serve(config: &Config, serve: &Serve, findings: &mut Findings) {
     let key = |field: &str| format!("ring.serve \"{}\": {field}", serve.name);
     findings.core(config, key("core"), &serve.core);
+    if serve.ring.as_os_str().is_empty() {
+        findings.add(key("ring"), NO_RING);
+    }
     if let Some(group) = serve.multicast {
         if !group.ip().is_multicast() || group.port() == 0 {
             findings.add(
@@ -132,25 +154,27 @@ fn check_serve(config: &Config, serve: &Serve, findings: &mut Findings) {
         findings.add(key("udp"), "is 0: mirrors are told the port, so it must be a fixed one, for example 7403");
     }
     range(findings, key("mtu"), serve.mtu, MTU_MIN, MTU_MAX);
-    range(findings, key("dup"), serve.dup, 1, u8::MAX);
+    range(findings, key("dup"), serve.dup, 1, DUP_MAX);
     range(findings, key("batch"), serve.batch, 1, BATCH_MAX);
     range(findings, key("connections_max"), serve.connections_max, 1, CONNECTIONS_MAX);
     range(findings, key("connections_per_address_max"), serve.connections_per_address_max, 1, CONNECTIONS_MAX);
-    range(findings, key("punch_rate"), serve.punch_rate, 1, 1_000_000);
+    range(findings, key("punch_rate"), serve.punch_rate, 1, PUNCH_RATE_MAX);
     if let Linger::Fixed(time) = serve.linger
         && time > LINGER_MAX
     {
         findings.add(key("linger"), format!("is {}, but must be at most {}", Span(time), Span(LINGER_MAX)));
     }
-    let second = Span(Duration::from_secs(1));
-    range(findings, key("hello_timeout"), serve.hello_timeout, Span(SILENCE_MIN), Span(Duration::from_secs(60)));
-    range(findings, key("dead_after"), serve.dead_after, second, Span(Duration::from_secs(3_600)));
-    range(findings, key("repair_rate"), serve.repair_rate, Bytes(1 << 20), Bytes(1 << 40));
+    range(findings, key("hello_timeout"), serve.hello_timeout, Span(SILENCE_MIN), Span(HELLO_MAX));
+    range(findings, key("dead_after"), serve.dead_after, Span(DEAD_MIN), Span(DEAD_MAX));
+    range(findings, key("repair_rate"), serve.repair_rate, REPAIR_RATE_MIN, REPAIR_RATE_MAX);
 }
 
 fn check_mirror(config: &Config, mirror: &Mirror, findings: &mut Findings) {
     let key = |field: &str| format!("ring.mirror \"{}\": {field}", mirror.name);
     findings.core(config, key("core"), &mirror.core);
+    if mirror.ring.as_os_str().is_empty() {
+        findings.add(key("ring"), NO_RING);
+    }
     let port = mirror.source.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     if !matches!(port, Some(Ok(1..))) {
         findings.add(
@@ -165,9 +189,8 @@ fn check_mirror(config: &Config, mirror: &Mirror, findings: &mut Findings) {
     if mirror.geometry_max.0 < GEOMETRY_MIN {
         findings.add(key("geometry_max"), format!("is {}, but at least {}", mirror.geometry_max, Bytes(GEOMETRY_MIN)));
     }
-    range(findings, key("hold_back"), mirror.hold_back, Bytes(HOLD_BACK_MIN), Bytes(16 << 30));
-    let day = Span(Duration::from_secs(86_400));
-    range(findings, key("reconnect"), mirror.reconnect, Span(Duration::from_millis(1)), day);
+    range(findings, key("hold_back"), mirror.hold_back, Bytes(HOLD_BACK_MIN), HOLD_BACK_MAX);
+    range(findings, key("reconnect"), mirror.reconnect, Span(RECONNECT_MIN), Span(RECONNECT_MAX));
     if mirror.reconnect_max < mirror.reconnect {
         findings.add(
             key("reconnect_max"),
@@ -178,31 +201,9 @@ fn check_mirror(config: &Config, mirror: &Mirror, findings: &mut Findings) {
     range(findings, key("silence_stream"), mirror.silence_stream, Span(STREAM_SILENCE_MIN), Span(SILENCE_MAX));
 }
 
-/// What two sections cannot both have.
-fn check_shared(config: &Config, findings: &mut Findings) {
-    let mut written: BTreeMap<&Path, &str> = BTreeMap::new();
-    for mirror in &config.ring.mirrors {
-        if let Some(other) = written.insert(&mirror.ring, &mirror.name) {
-            findings.add(
-                format!("ring.mirror \"{}\": ring", mirror.name),
-                format!("is mirror \"{other}\"'s already: a ring has one writer; give each mirror a file of its own"),
-            );
-        }
-    }
-    for mirror in &config.ring.mirrors {
-        if let Some(feed) = config.feeds.iter().find(|feed| feed.publish.as_ref() == Some(&mirror.ring)) {
-            findings.add(
-                format!("ring.mirror \"{}\": ring", mirror.name),
-                format!(
-                    "is published by feed \"{}\": a ring has one writer; give the mirror a file of its own",
-                    feed.name
-                ),
-            );
-        }
-    }
+/// What two rings cannot both have.
+fn check_among(config: &Config, findings: &mut Findings) {
     let mut groups: BTreeMap<SocketAddrV4, &str> = BTreeMap::new();
-    let mut binds: Vec<(SocketAddr, &str)> = Vec::new();
-    let mut ports: BTreeMap<u16, &str> = BTreeMap::new();
     for serve in &config.ring.serves {
         let key = |field: &str| format!("ring.serve \"{}\": {field}", serve.name);
         if let Some(group) = serve.multicast
@@ -214,22 +215,6 @@ fn check_shared(config: &Config, findings: &mut Findings) {
                     "{group} is serve \"{other}\"'s already: mirrors would get both rings; take another group or port"
                 ),
             );
-        }
-        let taken = |&&(bind, _): &&(SocketAddr, &str)| {
-            let any = bind.ip().is_unspecified() || serve.bind.ip().is_unspecified();
-            bind.port() == serve.bind.port() && (any || bind.ip() == serve.bind.ip())
-        };
-        if serve.bind.port() != 0
-            && let Some((bind, other)) = binds.iter().find(taken)
-        {
-            findings
-                .add(key("bind"), format!("{} is serve \"{other}\"'s already ({bind}): take another port", serve.bind));
-        }
-        binds.push((serve.bind, &serve.name));
-        if let Some(port) = serve.udp
-            && let Some(other) = ports.insert(port, &serve.name)
-        {
-            findings.add(key("udp"), format!("{port} is serve \"{other}\"'s already: take another port"));
         }
         for mirror in config.ring.mirrors.iter().filter(|mirror| mirror.ring == serve.ring) {
             let own = mirror.source.parse::<SocketAddr>().is_ok_and(|source| reaches(serve.bind, source));
@@ -301,6 +286,7 @@ mod tests {
             ("udp = 7403", "mtu = 23", "ring.serve \"ticks\": mtu"),
             ("udp = 7403", "mtu = 65508", "ring.serve \"ticks\": mtu"),
             ("udp = 7403", "dup = 0", "ring.serve \"ticks\": dup"),
+            ("udp = 7403", "dup = 17", "ring.serve \"ticks\": dup"),
             ("udp = 7403", "batch = 65536", "ring.serve \"ticks\": batch"),
             ("udp = 7403", "linger = \"101ms\"", "ring.serve \"ticks\": linger"),
             ("udp = 7403", "connections_max = 0", "ring.serve \"ticks\": connections_max"),
@@ -315,6 +301,8 @@ mod tests {
             ("10.0.0.5:7400", "10.0.0.5", "ring.mirror \"book\": source"),
             ("10.0.0.5:7400", ":7400", "ring.mirror \"book\": source"),
             ("/dev/shm/news", "/dev/shm/book", "ring.mirror \"news\": ring"),
+            ("/dev/shm/news", "", "ring.mirror \"news\": ring"),
+            ("/dev/shm/bars", "", "ring.serve \"bars\": ring"),
             ("/dev/shm/news", "/dev/shm/news\"\ngeometry_max = \"1KiB", "ring.mirror \"news\": geometry_max"),
             ("/dev/shm/news", "/dev/shm/news\"\nhold_back = \"1KiB", "ring.mirror \"news\": hold_back"),
             ("/dev/shm/news", "/dev/shm/news\"\nreconnect = \"0s", "ring.mirror \"news\": reconnect"),

@@ -12,6 +12,7 @@ use super::quantity::{Bytes, Span};
 
 /// `[ledger.serve]`.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Ledger {
     /// The server of ledgers; a process has at most one.
@@ -97,6 +98,7 @@ impl FromStr for Listen {
 
 /// Where the ledgers come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LedgerSource {
     /// A generator.
@@ -175,6 +177,7 @@ impl FromStr for LedgerSync {
 
 /// When chunks are compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Compress {
     /// Unless encoding is behind, or the link has slack.
@@ -197,6 +200,7 @@ impl fmt::Display for Compress {
 
 /// When a core that parks looks on without sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LedgerSpin {
     /// While a ledger is open.
@@ -250,6 +254,7 @@ as_text!(LedgerSync);
 ///
 /// Its workers: the source (or the relay), one for each encoder, the fan-out.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct LedgerServe {
     /// The fan-out's core.
@@ -338,7 +343,7 @@ pub struct LedgerServe {
 
     /// Bytes of a chunk.
     pub chunk_size: Bytes,
-    /// Bytes of the last chunks of a ledger whose length is known; see [`LedgerServe::tail_size`].
+    /// Bytes of the last chunks of a ledger whose length is known; where it is left out never more than `chunk_size`.
     pub tail_size: Bytes,
     /// When chunks are compressed.
     pub compress: Compress,

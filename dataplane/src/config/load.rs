@@ -11,6 +11,7 @@ use super::ring::Ring;
 
 /// The whole configuration.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Pinned threads.

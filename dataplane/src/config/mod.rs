@@ -6,12 +6,18 @@ mod capture;
 mod check;
 mod check_ledger;
 mod check_ring;
+mod check_shared;
 mod diff;
 mod ledger;
+pub mod limits;
 mod load;
 mod process;
 mod quantity;
 mod ring;
+#[cfg(feature = "appliance")]
+pub mod schema;
+mod sockets;
+mod warn;
 
 pub use capture::{
     AttachMode, COPY_FRAME_BYTES, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side,
@@ -26,3 +32,5 @@ pub use load::{Config, ConfigError, load, parse};
 pub use process::Process;
 pub use quantity::{Bytes, Span, parse_bytes, parse_duration, parse_rate};
 pub use ring::{Linger, Mirror, MirrorStart, Ring, Serve};
+pub use sockets::{Socket, Transport, sockets};
+pub use warn::{has_work, warn_whole};

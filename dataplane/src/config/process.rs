@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// `[process]`: the process itself.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Process {
     /// Started as root: the user to become. Left out: it stays root, without capabilities.

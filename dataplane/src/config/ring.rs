@@ -12,6 +12,7 @@ use super::quantity::{Bytes, Span};
 
 /// `[[ring.serve]]` and `[[ring.mirror]]`.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Ring {
     /// Rings that are served to mirrors.
@@ -66,6 +67,7 @@ impl Serialize for Linger {
 
 /// `[[ring.serve]]`: a ring of this host, sent to mirrors. One worker; it maps the ring read-only.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Serve {
     /// Its name in metrics and reports.
@@ -261,6 +263,7 @@ impl Serialize for MirrorStart {
 
 /// `[[ring.mirror]]`: a copy of another host's ring.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Mirror {
     /// Its name in metrics and reports.

@@ -4,7 +4,12 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::reload::Reload;
+use super::bearer;
+use super::client_tls::ClientTls;
+use super::reload::{Reload, ReloadError, open_secret};
+use super::source::captive::{self, CaptiveSettings};
+use super::source::file;
+use super::url::Url;
 use crate::config::{self, Config, Finding, LedgerServe, LedgerSource};
 
 /// Every finding about the files that `[ledger.serve]` names.
@@ -14,6 +19,10 @@ pub fn check_files(config: &Config) -> Vec<Finding> {
     if let Err(errors) = Reload::load(serve) {
         // Each begins with its key and its file.
         findings.extend(errors.iter().map(|error| Finding { key: "ledger.serve".into(), what: error.to_string() }));
+        // A certificate that cannot be read hides its key.
+        if errors.iter().any(|error| ReloadError::key(error) == "cert") && serve.cert.is_some() {
+            readable("key", serve.key.as_deref(), &mut findings);
+        }
     }
     if serve.data_dir.exists() && !serve.data_dir.is_dir() {
         findings.push(finding(
@@ -23,11 +32,8 @@ pub fn check_files(config: &Config) -> Vec<Finding> {
     }
     match serve.source {
         LedgerSource::File => check_dump(serve, &mut findings),
-        LedgerSource::Captive => readable("core_config", serve.core_config.as_deref(), &mut findings),
-        LedgerSource::Follow => {
-            readable("upstream_token_file", serve.upstream_token_file.as_deref(), &mut findings);
-            readable("upstream_ca", serve.upstream_ca.as_deref(), &mut findings);
-        }
+        LedgerSource::Captive => check_captive(serve, &mut findings),
+        LedgerSource::Follow => check_upstream(serve, &mut findings),
         LedgerSource::Synthetic | LedgerSource::Pipe => {}
     }
     findings
@@ -35,6 +41,70 @@ pub fn check_files(config: &Config) -> Vec<Finding> {
 
 fn finding(field: &str, what: String) -> Finding {
     Finding { key: format!("ledger.serve: {field}"), what }
+}
+
+/// What of the ledger job's files `run` lives with: secrets that every user of the host may read, certificates at their end.
+pub fn warn_files(config: &Config) -> Vec<Finding> {
+    let Some(serve) = &config.ledger.serve else { return Vec::new() };
+    let secrets = [
+        ("key", serve.key.as_deref().filter(|_| serve.cert.is_some())),
+        ("tokens", serve.tokens.as_deref()),
+        ("upstream_token_file", serve.upstream_token_file.as_deref()),
+    ];
+    let of_follow = |field: &str| field.starts_with("upstream") && serve.source != LedgerSource::Follow;
+    let mut warnings: Vec<Finding> = secrets
+        .into_iter()
+        .filter(|(field, _)| !of_follow(field))
+        .filter_map(|(field, path)| Some(finding(field, open_secret(path?)?)))
+        .collect();
+    #[cfg(feature = "ledger-tls")]
+    for (field, path) in [("cert", &serve.cert), ("upstream_ca", &serve.upstream_ca)] {
+        let now = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(crate::sys::clock::utc_ns().max(0) as u64);
+        let told = path.as_deref().filter(|_| !of_follow(field)).and_then(|path| super::validity::warning(path, now));
+        warnings.extend(told.map(|what| finding(field, what)));
+    }
+    warnings
+}
+
+/// A missing key is the file's own matter: what is here is looked at.
+fn check_captive(serve: &LedgerServe, findings: &mut Vec<Finding>) {
+    let before = findings.len();
+    readable("core_config", serve.core_config.as_deref(), findings);
+    let unread = findings.len() > before || serve.core_config.is_none();
+    let settings =
+        CaptiveSettings { config: serve.core_config.clone().filter(|_| !unread), ..CaptiveSettings::of(serve) };
+    for (field, error) in captive::look(&settings) {
+        let what = error.to_string();
+        let what = what.strip_prefix("captive source: ").unwrap_or(&what);
+        let what = what.strip_prefix(field).map_or(what, str::trim_start);
+        findings.push(finding(field, what.into()));
+    }
+}
+
+fn check_upstream(serve: &LedgerServe, findings: &mut Vec<Finding>) {
+    if let Some(path) = serve.upstream_token_file.as_deref() {
+        let before = findings.len();
+        readable("upstream_token_file", Some(path), findings);
+        if let (true, Err(error)) = (findings.len() == before, bearer::read(path)) {
+            findings.push(finding("upstream_token_file", error.to_string()));
+        }
+    }
+    let url = match serve.upstream.as_deref().filter(|url| url.contains("://")).map(Url::parse) {
+        // None, or none that can be one: the file's own matter.
+        None => return readable("upstream_ca", serve.upstream_ca.as_deref(), findings),
+        Some(Ok(url)) => url,
+        Some(Err(error)) => {
+            findings.push(finding("upstream", error.to_string()));
+            return readable("upstream_ca", serve.upstream_ca.as_deref(), findings);
+        }
+    };
+    let before = findings.len();
+    readable("upstream_ca", serve.upstream_ca.as_deref(), findings);
+    if url.tls && findings.len() == before {
+        let field = if serve.upstream_ca.is_some() { "upstream_ca" } else { "upstream" };
+        let error = ClientTls::new(serve.upstream_ca.as_deref()).err();
+        findings.extend(error.map(|error| finding(field, error.to_string())));
+    }
 }
 
 /// A source that is the directory being written would feed on itself, by whatever name it goes.
@@ -54,8 +124,11 @@ fn check_dump(serve: &LedgerServe, findings: &mut Vec<Finding>) {
                 file_dir.display()
             ),
         )),
-        Ok(metadata) if metadata.is_file() => readable("file_dir", Some(file_dir), findings),
-        Ok(_) => {}
+        Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => readable("file_dir", Some(file_dir), findings),
+        Ok(_) => {
+            let first = (!serve.renumber() && serve.start_ledger > 0).then_some(serve.start_ledger);
+            findings.extend(file::look(file_dir, first).err().map(|what| finding("file_dir", what)));
+        }
     }
 }
 
@@ -115,7 +188,12 @@ mod tests {
             );
             assert_eq!(told(serve(name), folder.path()), [text]);
         }
-        assert_eq!(told(serve("data"), folder.path()), Vec::<String>::new());
+        assert_eq!(
+            told(serve("data"), folder.path()),
+            [
+                "config ledger.serve: file_dir: DIR/data: no file is named ledger-<sequence>.xdr, and none is a segment; is it DIR/data/ledgers?"
+            ]
+        );
         // Before the first run there is nothing to compare but names.
         let early = LedgerServe { data_dir: at("new"), ..serve("new/ledgers") };
         assert!(told(early, folder.path())[0].contains("keeps its own ledgers"));
@@ -138,19 +216,33 @@ mod tests {
         );
         let captive =
             LedgerServe { source: LedgerSource::Captive, core_config: Some(at("no")), ..LedgerServe::new("c") };
+        let captive = LedgerServe { core_binary: Some(at("none")), ..captive };
         assert_eq!(
             told(captive, folder.path()),
-            ["config ledger.serve: core_config: is \"DIR/no\": No such file or directory (os error 2)"]
+            [
+                "config ledger.serve: core_config: is \"DIR/no\": No such file or directory (os error 2)",
+                "config ledger.serve: core_binary: DIR/none is no program",
+            ]
         );
         let follow = LedgerServe {
             source: LedgerSource::Follow,
+            upstream: Some("wss://core.example.net".into()),
             upstream_token_file: Some(folder.path().into()),
             upstream_ca: Some(at("file")),
             ..LedgerServe::new("c")
         };
+        let ca = "config ledger.serve: upstream_ca: DIR/file: it holds no certificate: a PEM file with one or more certificates is needed";
+        assert_eq!(
+            told(follow.clone(), folder.path()),
+            ["config ledger.serve: upstream_token_file: is \"DIR\": is no regular file", ca]
+        );
+        let follow =
+            LedgerServe { upstream: Some("wss://a:b@c".into()), upstream_token_file: Some(at("file")), ..follow };
         assert_eq!(
             told(follow, folder.path()),
-            ["config ledger.serve: upstream_token_file: is \"DIR\": is no regular file"]
+            [
+                "config ledger.serve: upstream: stream URL \"wss://a:b@c\": it holds a user, and none is ever sent: write ws://host:port or wss://host:port"
+            ]
         );
     }
 }

@@ -86,6 +86,8 @@ pub mod tls;
 pub mod tokens;
 pub mod unpack;
 pub mod url;
+#[cfg(all(feature = "ledger", feature = "ledger-tls"))]
+pub mod validity;
 #[cfg(feature = "check-xdr")]
 pub mod xdr;
 

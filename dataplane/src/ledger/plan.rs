@@ -88,7 +88,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
     let bell = |core: &str| doorbells.get(core).cloned().ok_or_else(|| format!("there is no core \"{core}\""));
     let cut = Cut::new(serve.chunk_size.0 as usize, Some(serve.tail_size().0 as usize)).map_err(|e| e.to_string())?;
     let pool = Pool::new(cut.buffer_bytes(), (POOL_BYTES / cut.buffer_bytes()).max(1));
-    let ways = ways(serve, &bell(&serve.core)?, order_items(cut.chunk_bytes(), serve.tail_size().0 as usize));
+    let ways = ways(serve, &bell(&serve.core)?, order_capacity(serve));
     let source = match serve.source {
         LedgerSource::Follow => None,
         _ => Some(source(serve, Layout { cut, pool: pool.clone() })?),
@@ -154,6 +154,11 @@ fn going_on(serve: &LedgerServe) -> LedgerServe {
     serve
 }
 
+/// Items of the link on which a ledger's chunks go to the fan-out.
+pub fn order_capacity(serve: &LedgerServe) -> usize {
+    order_items(serve.chunk_size.0.max(1) as usize, serve.tail_size().0.max(1) as usize)
+}
+
 fn ways(serve: &LedgerServe, fanout: &Arc<Doorbell>, items: usize) -> Ways {
     let (order, order_end) = link(items, fanout);
     let (packed, packed_ends) = serve.encoder_cores().iter().map(|_| link(items, fanout)).unzip();
@@ -194,16 +199,7 @@ fn source(serve: &LedgerServe, layout: Layout) -> Result<Box<dyn Source>, String
             let command = serve.pipe_cmd.clone().unwrap_or_default();
             Ok(pipe::open(&PipeSettings { command, pipe_bytes, passphrase, cpus }))
         }
-        LedgerSource::Captive => captive::open(&CaptiveSettings {
-            binary: serve.core_binary.clone(),
-            config: serve.core_config.clone(),
-            archives: serve.history_archive_urls.clone(),
-            storage: serve.storage_dir(),
-            start: serve.start_ledger,
-            passphrase,
-            pipe_bytes,
-            cpus,
-        }),
+        LedgerSource::Captive => captive::open(&CaptiveSettings::of(serve)),
         LedgerSource::Follow => unreachable!("a relay has no source of its own"),
     };
     source.map_err(|error| error.to_string())

@@ -125,15 +125,16 @@ impl Reload {
         let key: Option<&Path> = None;
         let tokens = self.tokens.as_ref().map(Tokens::path);
         let secrets = [("key", key), ("tokens", tokens)];
-        secrets.into_iter().filter_map(|(what, path)| open_secret(what, path?)).collect()
+        let told = |(what, path): (&str, Option<&Path>)| Some(format!("{what} {}", open_secret(path?)?));
+        secrets.into_iter().filter_map(told).collect()
     }
 }
 
 /// A word of warning about a secret's file that every user of the host may read or write.
-fn open_secret(what: &str, path: &Path) -> Option<String> {
+pub(super) fn open_secret(path: &Path) -> Option<String> {
     let mode = open_to_all(path)?;
     let path = path.display();
-    Some(format!("{what} \"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""))
+    Some(format!("\"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""))
 }
 
 #[cfg(test)]

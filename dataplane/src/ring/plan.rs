@@ -14,6 +14,7 @@ use super::stats::{MirrorBooks, MirrorView, RingStatus, ServeBooks, ServeView};
 use crate::config::{self, Config, Finding, Idle, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
+use crate::sys::file::open_to_all;
 use crate::sys::random;
 use crate::sys::resolve::Resolver;
 
@@ -221,13 +222,51 @@ pub fn check_files(config: &Config) -> Vec<Finding> {
         .chain(mirrors)
         .filter_map(|(kind, name, path)| {
             let what = read_key(path.as_deref()?).err()?;
-            Some(Finding { key: format!("ring.{kind} \"{name}\""), what })
+            let what = what.strip_prefix("key_file ").map_or(what.clone(), String::from);
+            Some(Finding { key: format!("ring.{kind} \"{name}\": key_file"), what })
         })
         .collect()
 }
 
+/// What of the ring job's files `run` lives with: keys that every user of the host may read, rings in folders that are not there
+/// yet, which the start would miss.
+pub fn warn_files(config: &Config) -> Vec<Finding> {
+    let serves = config.ring.serves.iter().map(|serve| ("serve", &serve.name, &serve.key_file));
+    let mirrors = config.ring.mirrors.iter().map(|mirror| ("mirror", &mirror.name, &mirror.key_file));
+    let open = serves.chain(mirrors).filter_map(|(kind, name, path)| {
+        let path = path.as_deref()?;
+        let (mode, path) = (open_to_all(path)?, path.display());
+        let key = format!("ring.{kind} \"{name}\": key_file");
+        Some(Finding {
+            key,
+            what: format!("\"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""),
+        })
+    });
+    let feeds = config
+        .feeds
+        .iter()
+        .filter_map(|feed| Some((format!("feed \"{}\": publish", feed.name), feed.publish.as_deref()?)));
+    let copies = config
+        .ring
+        .mirrors
+        .iter()
+        .map(|mirror| (format!("ring.mirror \"{}\": ring", mirror.name), mirror.ring.as_path()));
+    let lost = feeds.chain(copies).filter_map(|(key, path)| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())?;
+        let what = format!(
+            "is \"{}\", but \"{}\" is no directory of this host: make it before the start",
+            path.display(),
+            folder.display()
+        );
+        Some(Finding { key, what })
+    });
+    open.chain(lost).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -245,10 +284,18 @@ mod tests {
             }
             let told = check_files(&config);
             assert!(told.len() == 1 && told[0].to_string().contains(part), "{part}: {told:?}");
-            assert!(told[0].key == "ring.serve \"s\"" && told[0].what.contains("key_file"), "{told:?}");
+            assert_eq!(told[0].key, "ring.serve \"s\": key_file");
         }
         std::fs::write(&path, "0123456789abcdef\n").expect("writes");
         assert_eq!(check_files(&config), []);
         assert!(plan(&config).is_ok());
+        for (mode, told) in [(0o600, 0), (0o644, 1)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("sets");
+            assert_eq!(warn_files(&config).len(), told, "{mode:o}");
+        }
+        let ring = folder.path().join("none/ring");
+        config.ring.mirrors.push(config::Mirror::new("m", "c", "h:1", ring));
+        let told = warn_files(&config);
+        assert!(told.len() == 2 && told[1].key == "ring.mirror \"m\": ring", "{told:?}");
     }
 }

@@ -9,8 +9,8 @@ use clap::ArgAction;
 use super::server::Running;
 use crate::cli::{Exit, Failure, Outcome};
 use crate::config::{
-    self, Bytes, Compress, Config, Core, Finding, Idle, Ledger, LedgerServe, LedgerSource, LedgerSpin, LedgerSync,
-    Listen, Span,
+    self, Bytes, Compress, Config, Control, Core, Finding, Idle, Ledger, LedgerServe, LedgerSource, LedgerSpin,
+    LedgerSync, Listen, Span,
 };
 use crate::ledger::files;
 use crate::ledger::stats::FanoutCounter;
@@ -362,7 +362,8 @@ fn path(given: &Option<OsString>) -> Option<PathBuf> {
 pub fn settings(args: &Args) -> Result<Settings, Failure> {
     let cpus = cpu::allowed().len();
     let (cores, serve) = args.cores(cpus);
-    let config = Config { cores, ledger: Ledger { serve: Some(args.serve(serve)) }, ..Config::default() };
+    let ledger = Ledger { serve: Some(args.serve(serve)) };
+    let config = Config { cores, ledger, control: Control::none(), ..Config::default() };
     let mut findings = config::check(&config);
     findings.extend(files::check_files(&config));
     if !findings.is_empty() {
@@ -407,7 +408,7 @@ pub fn run(args: &Args) -> Outcome {
         unwritten_dropped = count(FanoutCounter::UnwrittenDropped),
         "stopped"
     );
-    ended.map_err(|what| Failure { message: what, exit: Exit::Difference })?;
+    ended.map_err(Failure::host)?;
     stopped.map(|()| Exit::Done)
 }
 
@@ -678,6 +679,9 @@ mod tests {
         std::fs::create_dir(folder.path().join("ledgers")).expect("makes");
         std::os::unix::fs::symlink(folder.path().join("ledgers"), folder.path().join("other")).expect("links");
         let own = format!("{data}/other");
+        let dump = format!("{data}/dump");
+        std::fs::create_dir(&dump).expect("makes");
+        std::fs::write(format!("{dump}/ledger-1.xdr"), "a ledger").expect("writes");
         let table: &[(&[&str], &str)] = &[
             (&["--chunk-size", "4095"], "--chunk-size: is 4095B, but must be from 4KiB to 8MiB"),
             (&["--chunk-size", "8388609"], "--chunk-size: is 8388609B, but must be from 4KiB to 8MiB"),
@@ -696,7 +700,7 @@ mod tests {
                 "--emit-window: is 1s1ms, but --synthetic-interval is 1s: a ledger must be out before the next one begins; lower it, or raise --synthetic-interval",
             ),
             (
-                &["--source", "file", "--file-dir", &data, "--emit-window", "601ms"],
+                &["--source", "file", "--file-dir", &dump, "--emit-window", "601ms"],
                 "--emit-window: is 601ms, but cadence is 600ms: a ledger must be out before the next one begins; lower it, or raise cadence",
             ),
             (&["--synthetic-size", "268435457"], "--synthetic-size: is 268435457B, but must be from 1B to 256MiB"),
@@ -721,7 +725,16 @@ mod tests {
                 "--upstream: is missing, but --source follow needs it: write the server's URL, for example \"wss://core.example.net:8462\"",
             ),
             (
-                &["--source", "captive", "--start-ledger", "5", "--history-archive-urls", "https://a"],
+                &[
+                    "--source",
+                    "captive",
+                    "--start-ledger",
+                    "5",
+                    "--history-archive-urls",
+                    "https://a",
+                    "--core-binary",
+                    "/bin/true",
+                ],
                 "--core-config: is missing, but --source captive needs it: name stellar-core's configuration file",
             ),
             (

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::{Exit, Failure, Outcome};
-use crate::config::{self, Config, Core, Idle};
+use crate::config::{self, Config, Control, Core, Idle};
 use crate::ring::plan;
 use crate::runtime::launch::{CorePlan, launch};
 use crate::runtime::link::Doorbell;
@@ -42,7 +42,7 @@ pub struct CoreArgs {
 pub(super) fn check(core: &CoreArgs, ring: config::Ring) -> Result<Config, Failure> {
     let idle = if core.spin { Idle::Spin } else { Idle::Park };
     let cores = vec![Core { name: CORE.into(), cpu: core.core.unwrap_or(0), idle }];
-    let config = Config { cores, ring, ..Config::default() };
+    let config = Config { cores, ring, control: Control::none(), ..Config::default() };
     let mut findings = config::check(&config);
     findings.extend(plan::check_files(&config));
     if !findings.is_empty() {

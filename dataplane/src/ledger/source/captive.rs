@@ -11,6 +11,7 @@ use toml::{Table, Value};
 
 use super::pipe::{Command, Piped, cpus};
 use super::{Source, SourceError};
+use crate::config::LedgerServe;
 
 /// What core is called where nobody says.
 const BINARY: &str = "stellar-core";
@@ -54,6 +55,22 @@ pub struct CaptiveSettings {
     pub cpus: Vec<usize>,
 }
 
+impl CaptiveSettings {
+    /// What the configuration says.
+    pub fn of(serve: &LedgerServe) -> CaptiveSettings {
+        CaptiveSettings {
+            binary: serve.core_binary.clone(),
+            config: serve.core_config.clone(),
+            archives: serve.history_archive_urls.clone(),
+            storage: serve.storage_dir(),
+            start: serve.start_ledger,
+            passphrase: serve.network_passphrase.clone(),
+            pipe_bytes: serve.pipe_size.0 as usize,
+            cpus: Vec::new(),
+        }
+    }
+}
+
 /// What a captive core would be started with.
 #[derive(Debug)]
 pub struct Prepared {
@@ -82,8 +99,36 @@ pub fn prepare(settings: &CaptiveSettings) -> Result<Prepared, SourceError> {
     let table: Table =
         text.parse().map_err(|error| refused(format!("core_config {} is no TOML: {error}", config.display())))?;
     let passphrase = passphrase(&table, settings.passphrase.as_deref(), config)?;
+    if !table.contains_key("QUORUM_SET") && !table.contains_key("VALIDATORS") {
+        tracing::warn!(config = %config.display(), "neither QUORUM_SET nor VALIDATORS: core will have nobody to follow");
+    }
     let config = complete(table, &passphrase, &settings.archives, config)?;
     Ok(Prepared { binary, config, passphrase })
+}
+
+/// What a captive core would be refused for, each with its key: as [`prepare`], but all of it, and without what `start` and missing
+/// keys are refused for, which the file alone tells.
+pub fn look(settings: &CaptiveSettings) -> Vec<(&'static str, SourceError)> {
+    let mut refusals: Vec<(&'static str, SourceError)> = Vec::new();
+    refusals.extend(find_binary(settings.binary.as_deref()).err().map(|error| ("core_binary", error)));
+    let Some(path) = &settings.config else { return refusals };
+    let read = |error: &dyn std::fmt::Display| ("core_config", refused(format!("{}: {error}", path.display())));
+    let table = match fs::read_to_string(path) {
+        Err(error) => return [refusals, vec![read(&error)]].concat(),
+        Ok(text) => match text.parse::<Table>() {
+            Err(error) => return [refusals, vec![read(&format!("is no TOML: {error}"))]].concat(),
+            Ok(table) => table,
+        },
+    };
+    let asked = settings.passphrase.as_deref();
+    match passphrase(&table, asked, path) {
+        Err(error) => refusals.push(("network_passphrase", error)),
+        Ok(passphrase) => {
+            let completed = complete(table, &passphrase, &settings.archives, path);
+            refusals.extend(completed.err().map(|error| ("core_config", error)));
+        }
+    }
+    refusals
 }
 
 /// A source that runs stellar-core; makes its storage directory and writes its configuration there.
@@ -186,9 +231,6 @@ fn complete(mut table: Table, passphrase: &str, archives: &[String], path: &Path
     if history.is_empty() {
         let what = "history_archive_urls is missing, and no [HISTORY] is in";
         return Err(refused(format!("{what} {}: core catches up from an archive", path.display())));
-    }
-    if !table.contains_key("QUORUM_SET") && !table.contains_key("VALIDATORS") {
-        tracing::warn!(config = %path.display(), "neither QUORUM_SET nor VALIDATORS: core will have nobody to follow");
     }
     toml::to_string(&table).map_err(|error| refused(format!("{}: {error}", path.display())))
 }
@@ -307,6 +349,24 @@ ADDRESS = "127.0.0.1:11625"
         }
         let on_path = CaptiveSettings { binary: Some("sh".into()), ..settings };
         assert!(prepare(&on_path).expect("on the PATH").binary.is_absolute());
+    }
+
+    #[test]
+    fn a_look_tells_everything_at_once_by_its_key() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let settings = settings(directory.path(), CORE_CONFIG);
+        assert!(look(&settings).is_empty());
+        let keys = |settings: &CaptiveSettings| look(settings).iter().map(|(key, _)| *key).collect::<Vec<_>>();
+        let bad = CaptiveSettings {
+            binary: Some("/no/such/core".into()),
+            passphrase: Some("Another".into()),
+            ..settings.clone()
+        };
+        assert_eq!(keys(&bad), ["core_binary", "network_passphrase"]);
+        assert_eq!(keys(&CaptiveSettings { config: Some("/no/such".into()), ..bad }), ["core_binary", "core_config"]);
+        let validator = self::settings(directory.path(), &format!("NODE_IS_VALIDATOR = true\n{CORE_CONFIG}"));
+        assert_eq!(keys(&validator), ["core_config"]);
+        assert!(!settings.storage.exists(), "a look changes nothing");
     }
 
     #[test]

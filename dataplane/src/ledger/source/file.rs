@@ -66,6 +66,14 @@ pub fn open(settings: &FileSettings, layout: Layout) -> Result<Box<dyn Source>, 
     Ok(Box::new(Played { paced, network: network_of(settings.passphrase.as_deref()) }))
 }
 
+/// What [`open`] would refuse a path for. Changes nothing, and starts nothing.
+///
+/// # Errors
+/// As [`open`], but for threads.
+pub fn look(path: &Path, first: Option<u32>) -> Result<(), String> {
+    Reel::open(path, first).map(drop)
+}
+
 struct Played {
     paced: Paced,
     network: [u8; 8],

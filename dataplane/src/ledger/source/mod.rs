@@ -38,7 +38,7 @@ pub enum Poll {
 }
 
 /// Why a source cannot go on. The message names the thing, the value and what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SourceError(pub String);
 
