@@ -53,7 +53,10 @@ fn compare(pages: &[(PathBuf, String)]) -> Vec<String> {
 fn pages() -> Result<Vec<(PathBuf, String)>, String> {
     let binary = binary()?;
     let reference = |arg: &str| shell::output(shell::command(&binary).args(["__reference", arg]));
-    let page = |name: &str| Ok((PathBuf::from(format!("docs/reference/{name}.md")), reference(name)?));
+    let page = |name: &str| {
+        let ending = if name.contains('.') { "" } else { ".md" };
+        Ok((PathBuf::from(format!("docs/reference/{name}{ending}")), reference(name)?))
+    };
     reference("--list")?.lines().map(page).collect()
 }
 

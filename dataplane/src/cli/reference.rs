@@ -25,11 +25,15 @@ pub struct Args {
     completions: Option<PathBuf>,
 }
 
-/// A generated page: its name (docs/reference/NAME.md) and the function that writes it.
+/// A generated page: its name (docs/reference/NAME.md, or docs/reference/NAME where it has an ending) and the function that writes it.
 type Page = (&'static str, fn() -> String);
 
 /// The pages that exist.
-const PAGES: &[Page] = &[("cli", cli_markdown)];
+const PAGES: &[Page] = &[
+    ("cli", cli_markdown),
+    ("config", super::config_page::markdown),
+    ("sluice.schema.json", || super::check::schema_text() + "\n"),
+];
 
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
@@ -129,12 +133,12 @@ fn row(arg: &Arg) -> String {
 }
 
 /// Text inside a table's cell: one line, no bar.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
 /// The text with a full stop (clap takes the last one of a doc comment away).
-fn sentence(text: &str) -> String {
+pub(super) fn sentence(text: &str) -> String {
     let text = text.trim();
     match text.ends_with(['.', '!', '?', ':']) || text.is_empty() {
         true => text.to_string(),
