@@ -1,32 +1,39 @@
-//! `sluice run --explain`: workers, links, cores and memory of a configuration, drawn.
+//! `sluice run --explain`: a configuration drawn: cores with their workers, links, memory, threads, descriptors, and what listens.
 
 use std::fmt::Write;
 
-use crate::config::{self, Bytes, Config, LedgerSource, Record, SourceKind};
-
-/// Slot bytes of the reorder window, with the window's two slots per message.
-const WINDOW_BYTES_PER_MESSAGE: u64 = 2 * 128;
+use super::sums::{self, Kind};
+use crate::config::{self, Config, Idle, LedgerSource, Record, SourceKind, Through};
 
 /// The drawing.
 pub fn explain(config: &Config) -> String {
     let mut text = String::new();
     for core in &config.cores {
-        let _ = writeln!(text, "core {} (cpu {}, {:?})", core.name, core.cpu, core.idle);
-        for line in workers(config, &core.name) {
-            let _ = writeln!(text, "  {line}");
-        }
+        let idle = match core.idle {
+            Idle::Spin => "spins",
+            Idle::Backoff => "backs off",
+            Idle::Park => "parks",
+        };
+        let _ = writeln!(text, "core {} (cpu {}, {idle})", core.name, core.cpu);
+        lines(&mut text, workers(config, &core.name));
     }
-    text.push_str("links\n");
-    for line in links(config) {
-        let _ = writeln!(text, "  {line}");
+    for (title, part) in [("links", links(config)), ("memory", memory(config)), ("threads", threads(config))] {
+        section(&mut text, title, part);
     }
-    text.push_str("memory\n");
-    for (what, bytes) in memory(config) {
-        let _ = writeln!(text, "  {:<40} {:>10}", what, Bytes(bytes).to_string());
-    }
-    let total: u64 = memory(config).iter().map(|(_, bytes)| bytes).sum();
-    let _ = writeln!(text, "  {:<40} {:>7} MiB", "in all", total >> 20);
+    section(&mut text, "descriptors", descriptors(config));
+    section(&mut text, "listens", listens(config));
     text
+}
+
+fn section(text: &mut String, title: &str, part: Vec<String>) {
+    let _ = writeln!(text, "{title}");
+    lines(text, part);
+}
+
+fn lines(text: &mut String, lines: Vec<String>) {
+    for line in lines {
+        let _ = writeln!(text, "  {}", line.trim_end());
+    }
 }
 
 /// Queues as far as the file tells: 0 means "all that the host has".
@@ -44,7 +51,12 @@ fn workers(config: &Config, core: &str) -> Vec<String> {
             1 => String::new(),
             count => format!(" (one of {count} cores in turn)"),
         };
-        lines.push(format!("rx {}: {}{share}, one AF_XDP socket and UMEM each", interface.name, queues(interface)));
+        lines.push(match interface.through {
+            Through::AfXdp => {
+                format!("rx {}: {}{share}, one AF_XDP socket and UMEM each", interface.name, queues(interface))
+            }
+            Through::Libpcap => format!("rx {}: libpcap, one queue", interface.name),
+        });
     }
     for feed in &config.feeds {
         let files = feed.sides.iter().any(|side| side.source == SourceKind::File);
@@ -61,6 +73,14 @@ fn workers(config: &Config, core: &str) -> Vec<String> {
             feed.hold().map_or("no bound".into(), |hold| hold.to_string()),
             feed.side_timeout().map_or("none".into(), |timeout| timeout.to_string())
         ));
+        if let Some(ring) = &feed.publish {
+            lines.push(format!(
+                "  publishes in {}: {} records, arena {}",
+                ring.display(),
+                feed.publish_capacity,
+                feed.publish_arena
+            ));
+        }
     }
     for store in config.stores.iter().filter(|store| store.core == core) {
         lines.push(format!(
@@ -133,13 +153,19 @@ fn ledger_workers(config: &Config, core: &str) -> Vec<String> {
 fn links(config: &Config) -> Vec<String> {
     let mut lines = Vec::new();
     for feed in &config.feeds {
-        for side in &feed.sides {
-            let from = match (&side.interface, &side.file) {
-                (Some(interface), _) => format!("rx {interface} (each queue)"),
-                (None, Some(file)) => format!("files {} ({})", feed.name, file.display()),
-                (None, None) => "?".into(),
-            };
-            lines.push(format!("{from} -> arbiter {} side {}: {} items", feed.name, side.name, feed.link));
+        for side in feed.sides.iter().filter(|side| side.source == SourceKind::AfXdp) {
+            let interface = side.interface.as_deref().unwrap_or("?");
+            let to = format!("arbiter {} side {}", feed.name, side.name);
+            lines.push(format!("rx {interface} (each queue) -> {to}: {} items", feed.link));
+        }
+        if feed.is_files() {
+            let sides: Vec<&str> = feed.sides.iter().map(|side| side.name.as_str()).collect();
+            lines.push(format!(
+                "files {0} -> arbiter {0} sides {1}: {2} items",
+                feed.name,
+                sides.join(", "),
+                feed.link
+            ));
         }
         if let Some(store) = &feed.store {
             let what = match feed.record {
@@ -149,47 +175,118 @@ fn links(config: &Config) -> Vec<String> {
             };
             lines.push(format!("arbiter {} -> store {store}: {} items ({what})", feed.name, feed.link));
         }
-    }
-    for interface in &config.interfaces {
-        lines.push(format!("arbiter, store -> rx {}: {} frames home, each", interface.name, interface.frames));
-    }
-    if let Some(serve) = &config.ledger.serve {
-        let from = if serve.source == LedgerSource::Follow { "relay" } else { "source" };
-        lines.push(format!("ledger {from} -> fan-out: what comes, in order"));
-        for (index, core) in serve.encoder_cores().iter().enumerate() {
+        if let Some(ring) = &feed.publish {
             lines.push(format!(
-                "ledger source -> encoder {index} ({core}) -> fan-out: chunks; behind, they go as they are"
+                "arbiter {} -> ring {}: {} records, whoever reads",
+                feed.name,
+                ring.display(),
+                feed.publish_capacity
             ));
         }
+    }
+    for interface in &config.interfaces {
+        let frames = interface.frames;
+        lines.push(format!("arbiters, stores -> rx {} (each queue): {frames} frames home, each", interface.name));
+    }
+    lines.extend(ring_links(config));
+    lines.extend(ledger_links(config));
+    if lines.is_empty() {
+        lines.push("none".into());
     }
     lines
 }
 
-fn memory(config: &Config) -> Vec<(String, u64)> {
-    let mut rows = Vec::new();
-    for interface in &config.interfaces {
-        rows.push((
-            format!("UMEM of each queue of {} (2 KiB chunks)", interface.name),
-            u64::from(interface.frames) * 2048,
+/// Rings are files of shared memory: who writes them, who reads them here.
+fn ring_links(config: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    for mirror in &config.ring.mirrors {
+        let ring = mirror.ring.display();
+        lines.push(format!(
+            "{} -> mirror {} -> ring {ring}: as many records as the source's",
+            mirror.source, mirror.name
         ));
     }
-    for feed in &config.feeds {
-        rows.push((format!("reorder window of {}", feed.name), u64::from(feed.window) * WINDOW_BYTES_PER_MESSAGE));
-        rows.push((
-            format!("copy pool of {}", feed.name),
-            u64::from(feed.copy_frames) * u64::from(config::COPY_FRAME_BYTES),
+    for serve in &config.ring.serves {
+        let own = config.feeds.iter().find(|feed| feed.publish.as_ref() == Some(&serve.ring));
+        let copy = config.ring.mirrors.iter().find(|mirror| mirror.ring == serve.ring);
+        let from = match (own, copy) {
+            (Some(feed), _) => format!(" (feed {}'s)", feed.name),
+            (None, Some(mirror)) => format!(" (mirror {}'s)", mirror.name),
+            (None, None) => " (another process's)".into(),
+        };
+        lines.push(format!("ring {}{from} -> serve {} -> mirrors", serve.ring.display(), serve.name));
+    }
+    lines
+}
+
+fn ledger_links(config: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    let Some(serve) = &config.ledger.serve else { return lines };
+    let items = crate::ledger::plan::order_capacity(serve);
+    let from = if serve.source == LedgerSource::Follow { "relay" } else { "source" };
+    lines.push(format!("ledger {from} -> fan-out: {items} items, in order"));
+    for (index, core) in serve.encoder_cores().iter().enumerate() {
+        lines.push(format!(
+            "ledger source -> encoder {index} ({core}): {} chunks, then as they are; -> fan-out: {items} items",
+            crate::ledger::source_worker::ENCODER_QUEUE
         ));
+    }
+    lines
+}
+
+fn memory(config: &Config) -> Vec<String> {
+    let rows = sums::memory(config);
+    let mut lines: Vec<String> = rows
+        .iter()
+        .map(|row| {
+            let what = format!("{}: {}", row.worker, row.what);
+            format!("{what:<52} {:>10}  {}", sums::shown(row.bytes), row.kind.word())
+        })
+        .collect();
+    let mut sum = |what: &str, bytes| lines.push(format!("{what:<52} {:>10}", sums::shown(bytes)));
+    sum("in all before the first packet", sums::total(&rows, Kind::is_at_start));
+    sum("  of it locked (LimitMEMLOCK)", sums::total(&rows, |kind| kind == Kind::Locked));
+    sum("  of it in /dev/shm", sums::total(&rows, |kind| kind == Kind::Shared));
+    sum("in all at most", sums::total(&rows, |_| true));
+    if config.interfaces.iter().any(|interface| interface.queues == 0) {
+        lines.push("queues = 0 is counted as one queue: each further one adds its row".into());
+    }
+    lines
+}
+
+fn threads(config: &Config) -> Vec<String> {
+    let threads = sums::threads(config);
+    vec![format!("{}: {}", threads.len(), threads.join(", "))]
+}
+
+fn descriptors(config: &Config) -> Vec<String> {
+    let rows = sums::descriptors(config);
+    let mut lines: Vec<String> = rows.iter().map(|(what, count)| format!("{what:<52} {count:>10}")).collect();
+    let all: u64 = rows.iter().map(|(_, count)| count).sum();
+    lines.push(format!("{:<52} {all:>10}", "in all at most (LimitNOFILE)"));
+    lines
+}
+
+fn listens(config: &Config) -> Vec<String> {
+    let mut lines: Vec<String> = config::sockets(config)
+        .iter()
+        .map(|socket| {
+            let reach = if socket.address.is_loopback() { "this host" } else { "every host that reaches it" };
+            let proof = socket.proof.map_or("nothing to show".into(), |proof| format!("must show {proof}"));
+            format!("{} {:<24} {}: {reach}, {proof}", socket.transport, socket.address.to_string(), socket.owner)
+        })
+        .collect();
+    for feed in &config.feeds {
+        for side in feed.sides.iter().filter(|side| side.source == SourceKind::AfXdp) {
+            let interface = side.interface.as_deref().unwrap_or("?");
+            let groups = side.groups.join(", ");
+            lines.push(format!("XDP on {interface}: {groups} (feed {} side {}), whoever sends", feed.name, side.name));
+        }
     }
     for mirror in &config.ring.mirrors {
-        rows.push((format!("datagrams held back by mirror {}", mirror.name), mirror.hold_back.0));
+        lines.push(format!("UDP from {}: mirror {}, if the source sends datagrams", mirror.source, mirror.name));
     }
-    for store in &config.stores {
-        rows.push((format!("blocks of store {}", store.name), u64::from(store.blocks_in_flight) * store.block.0));
-    }
-    if let Some(serve) = &config.ledger.serve {
-        rows.push(("ledgers that wait for their write, at most".into(), serve.backlog_bytes.0));
-    }
-    rows
+    lines
 }
 
 #[cfg(test)]
