@@ -1,23 +1,125 @@
-//! Every file of config/ is one that `check` finds nothing in, and that `--explain` can draw.
+//! Every file of config/ is one that `sluice check` finds nothing in, and that `--explain` draws as its golden says.
 
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Every file of config/, in the order of their names.
+pub fn files() -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
+    let entries = std::fs::read_dir(&folder).expect("config/").map(|entry| entry.expect("an entry").path());
+    let mut paths: Vec<PathBuf> = entries.collect();
+    paths.sort();
+    let read = |path: PathBuf| (path.clone(), std::fs::read_to_string(path).expect("reads"));
+    paths.into_iter().map(read).collect()
+}
+
+/// What the examples name, made in a folder: keys, a certificate, tokens, a ledger node that does nothing.
+fn site(folder: &Path) {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("makes");
+        std::fs::write(&path, text).expect("writes");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("sets");
+        path
+    };
+    let pair = rcgen::KeyPair::generate().expect("a key");
+    let certificate = rcgen::CertificateParams::new(vec!["box.example".to_string()]).expect("a name");
+    let certificate = certificate.self_signed(&pair).expect("signed");
+    write("etc/sluice/ledger.crt", &certificate.pem());
+    write("etc/sluice/ledger.key", &pair.serialize_pem());
+    write("etc/sluice/ledger.tokens", "0123456789abcdef0123456789abcdef\n");
+    write("etc/sluice/upstream.token", "0123456789abcdef\n");
+    write("etc/sluice/ring.key", "0123456789abcdef\n");
+    write(
+        "etc/stellar/captive-core.cfg",
+        "NETWORK_PASSPHRASE = \"Made Up Network ; 2026\"\n[[VALIDATORS]]\nNAME = \"one\"\n",
+    );
+    let core = write("bin/stellar-core", "#!/bin/sh\n");
+    std::fs::set_permissions(core, std::fs::Permissions::from_mode(0o700)).expect("sets");
+}
+
+/// A file's text with its paths in the folder.
+fn moved(text: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    text.replace("\"/etc/", &format!("\"{folder}/etc/")).replace("\"/var/", &format!("\"{folder}/var/"))
+}
 
 #[test]
-fn every_example_is_right() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
-    let mut seen = 0;
-    for entry in std::fs::read_dir(&folder).expect("config/") {
-        let path = entry.expect("an entry").path();
-        let config = sluice::config::load(&path).expect("parses");
-        let findings = sluice::config::check(&config);
-        assert!(findings.is_empty(), "{}: {findings:?}", path.display());
-        let drawing = sluice::cli::explain::explain(&config);
-        for core in &config.cores {
-            assert!(drawing.contains(&format!("core {} ", core.name)), "{drawing}");
+fn every_example_passes_check() {
+    let folder = tempfile::tempdir().expect("a folder");
+    site(folder.path());
+    for (path, text) in files() {
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let config = folder.path().join(&name);
+        std::fs::write(&config, moved(&text, folder.path())).expect("writes");
+        let output = Command::new(env!("CARGO_BIN_EXE_sluice"))
+            .args(["check", &config.to_string_lossy()])
+            .env("PATH", folder.path().join("bin"))
+            // A host without authorities of its own would refuse wss://.
+            .env("SSL_CERT_FILE", folder.path().join("etc/sluice/ledger.crt"))
+            .output()
+            .expect("runs");
+        let (out, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{name}: {told}");
+        assert!(out.contains("nothing that run would refuse"), "{name}: {out}");
+        // What is left to tell is of this machine.
+        for line in told.lines() {
+            let of_the_host = ["cpu: is", "spin", "source_core: is the fan-out's core"];
+            assert!(of_the_host.iter().any(|part| line.contains(part)), "{name}: {line}");
         }
-        seen += 1;
+        let changed: Vec<_> =
+            ["var", "sluice-data", "store"].iter().filter(|made| folder.path().join(made).exists()).collect();
+        assert!(changed.is_empty(), "{name}: a look changes nothing, but {changed:?} is there");
     }
-    assert!(seen >= 3, "{seen} files in {}", folder.display());
+}
+
+#[test]
+fn each_kind_of_site_has_its_example_and_says_what_its_host_must_have() {
+    let files = files();
+    let names: Vec<String> =
+        files.iter().map(|(path, _)| path.file_stem().expect("a name").to_string_lossy().into_owned()).collect();
+    let sites = [
+        "all-on-one-host",
+        "capture-100g",
+        "capture-10g",
+        "default",
+        "demo",
+        "ledger-node",
+        "ledger-relay",
+        "ring-hub",
+        "ring-mirror",
+        "ring-source",
+    ];
+    assert_eq!(names, sites);
+    for ((path, text), name) in files.iter().zip(&names) {
+        let is_example = !["default", "demo"].contains(&name.as_str());
+        assert!(!is_example || text.contains("\n# The host: "), "{}", path.display());
+    }
+    let page = include_str!("../../../docs/operating/configure.md");
+    for name in sites {
+        assert!(page.contains(&format!("config/{name}.toml")), "configure.md does not name {name}");
+    }
+}
+
+/// `SLUICE_GOLDEN=write` writes them anew.
+#[test]
+fn each_example_is_drawn_as_its_golden_says() {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/explain");
+    for (path, text) in files() {
+        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        let config = sluice::config::parse(&text).expect("parses");
+        let drawing = sluice::cli::explain::explain(&config);
+        let golden = goldens.join(format!("{name}.txt"));
+        if std::env::var_os("SLUICE_GOLDEN").is_some_and(|word| word == "write") {
+            std::fs::write(&golden, &drawing).expect("writes");
+        }
+        let wanted = std::fs::read_to_string(&golden).unwrap_or_default();
+        assert_eq!(drawing, wanted, "{}: SLUICE_GOLDEN=write writes it anew", golden.display());
+        for core in &config.cores {
+            assert!(drawing.contains(&format!("core {} (cpu {}", core.name, core.cpu)), "{drawing}");
+        }
+    }
 }
 
 /// What the format holds at most is what `check` allows at most.
@@ -31,6 +133,21 @@ fn the_largest_block_is_the_formats() {
     let largest = sluice::wire::block::BLOCK_BYTES_MAX as u64;
     assert_eq!(with(largest), []);
     assert_eq!(with(largest + 4_096).len(), 1);
+}
+
+/// What the XDP program has room for is what `check` allows.
+#[test]
+fn the_groups_of_an_interface_are_the_programs() {
+    let most = sluice_bpf_common::GROUPS_MAX as usize;
+    let text = include_str!("../../../config/demo.toml");
+    let with = |ports: usize| {
+        let groups: Vec<String> = (1..=ports).map(|port| format!("\"239.192.0.1:{port}\"")).collect();
+        let text = text.replacen("\"239.192.0.1:10378\"", &groups.join(", "), 1);
+        sluice::config::check(&sluice::config::parse(&text).expect("parses"))
+    };
+    // One entry is the address's own.
+    assert_eq!(with(most - 1), []);
+    assert_eq!(with(most).len(), 1);
 }
 
 /// What the ledger protocol holds is what `check` allows.
