@@ -88,7 +88,7 @@ fn print(path: &Path, config: &Config, checked: &Checked) {
     println!(
         "memory: {} before the first packet, {} of it locked, {} in /dev/shm; {} at most",
         sum(Kind::is_at_start),
-        sum(|kind| kind == Kind::Locked),
+        sums::shown(sums::locked(config, &memory)),
         sum(|kind| kind == Kind::Shared),
         sum(|_| true)
     );

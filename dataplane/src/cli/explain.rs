@@ -245,7 +245,7 @@ fn memory(config: &Config) -> Vec<String> {
         .collect();
     let mut sum = |what: &str, bytes| lines.push(format!("{what:<52} {:>10}", sums::shown(bytes)));
     sum("in all before the first packet", sums::total(&rows, Kind::is_at_start));
-    sum("  of it locked (LimitMEMLOCK)", sums::total(&rows, |kind| kind == Kind::Locked));
+    sum("  of it locked (LimitMEMLOCK)", sums::locked(config, &rows));
     sum("  of it in /dev/shm", sums::total(&rows, |kind| kind == Kind::Shared));
     sum("in all at most", sums::total(&rows, |_| true));
     if config.interfaces.iter().any(|interface| interface.queues == 0) {

@@ -1,7 +1,7 @@
 //! What `check` tells and `run` refuses: one list, so that the two cannot differ.
 
 use crate::config::{self, Config, Finding};
-use crate::sys::cpu;
+use crate::sys::{cpu, privilege};
 use crate::{capture, ledger, ring, store};
 
 /// What was found in a configuration and in the files that it names.
@@ -10,6 +10,14 @@ pub struct Checked {
     pub findings: Vec<Finding>,
     /// What it lives with.
     pub warnings: Vec<Finding>,
+}
+
+/// A user that this host has not: the file may be for another one.
+fn user(config: &Config) -> Option<Finding> {
+    let process = &config.process;
+    let error = privilege::identity(process.user.as_deref()?, process.group.as_deref()).err()?;
+    let what = format!("{error}; on this host run would end there");
+    Some(Finding { key: "process: user".into(), what })
 }
 
 /// Looks at everything that needs no privilege, and changes nothing.
@@ -22,6 +30,7 @@ pub fn look(config: &Config) -> Checked {
     let cpus = cpu::allowed();
     let mut warnings = config::warn(config, cpus.len());
     warnings.extend(config::warn_whole(config, &cpus));
+    warnings.extend(user(config));
     warnings.extend(ring::plan::warn_files(config));
     warnings.extend(ledger::files::warn_files(config));
     Checked { findings, warnings }

@@ -28,7 +28,7 @@ const SHOWN_BYTES_MIN: u64 = 1 << 20;
 /// When memory is taken, and of which kind it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Before the first packet, and locked.
+    /// Before the first packet, and pinned by the kernel.
     Locked,
     /// Before the first packet.
     Reserved,
@@ -44,7 +44,7 @@ impl Kind {
     /// The kind in one word or two.
     pub fn word(self) -> &'static str {
         match self {
-            Kind::Locked => "locked",
+            Kind::Locked => "pinned",
             Kind::Reserved => "reserved",
             Kind::Shared => "shared",
             Kind::AtMost => "at most",
@@ -159,6 +159,11 @@ pub fn total(rows: &[Memory], kinds: impl Fn(Kind) -> bool) -> u64 {
     rows.iter().filter(|row| kinds(row.kind)).map(|row| row.bytes).sum()
 }
 
+/// Bytes that are locked: what the kernel pins for itself, or all that is there when the gate opens.
+pub fn locked(config: &Config, rows: &[Memory]) -> u64 {
+    total(rows, |kind| kind == Kind::Locked || (config.process.lock_memory && kind.is_at_start()))
+}
+
 /// Bytes in a unit that reads well, rounded up.
 pub fn shown(bytes: u64) -> String {
     match bytes {
@@ -247,7 +252,7 @@ pub fn json(config: &Config) -> Value {
     json!({
         "memory": rows,
         "start_bytes": total(&memory, Kind::is_at_start),
-        "locked_bytes": total(&memory, |kind| kind == Kind::Locked),
+        "locked_bytes": locked(config, &memory),
         "shared_bytes": total(&memory, |kind| matches!(kind, Kind::Shared | Kind::SharedAtMost)),
         "most_bytes": total(&memory, |_| true),
         "descriptors": of,
@@ -275,9 +280,13 @@ mod tests {
         assert_eq!(bytes("arbiter deep", "reorder window"), 16 << 20);
         assert_eq!(bytes("arbiter deep", "copy pool"), 33 << 20);
         assert_eq!(bytes("store main", "blocks"), 16 << 20);
-        let locked = total(&memory, |kind| kind == Kind::Locked);
-        assert_eq!((locked, json(&config)["locked_bytes"].as_u64()), (48 << 20, Some(48 << 20)));
-        assert!(total(&memory, Kind::is_at_start) > locked);
+        let start = total(&memory, Kind::is_at_start);
+        assert_eq!(json(&config)["locked_bytes"].as_u64(), Some(start));
+        let mut unlocked = config.clone();
+        unlocked.process.lock_memory = false;
+        // What the kernel pins in any case: UMEM and blocks.
+        assert_eq!(json(&unlocked)["locked_bytes"].as_u64(), Some(48 << 20));
+        assert!(start > 48 << 20);
     }
 
     #[test]

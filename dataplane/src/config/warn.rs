@@ -15,6 +15,9 @@ pub fn warn_whole(config: &Config, cpus: &[usize]) -> Vec<Finding> {
     warn_cores(config, cpus, &mut warnings);
     warn_capture(config, &mut warnings);
     warn_groups(config, &mut warnings);
+    if config.process.group.is_some() && config.process.user.is_none() {
+        warnings.add("process: group", "is given without user: it is not looked at; name the user, or remove it");
+    }
     let listen = Listen::Address(config.control.listen);
     if config.control.insecure && listen.is_loopback() {
         warnings.add(
@@ -216,6 +219,7 @@ mod tests {
                 GOOD.replace("store = \"one\"", "record = \"raw\""),
                 "feed \"x\": record: is given, but the feed has no store",
             ),
+            (more("[process]\ngroup = \"sluice\""), "process: group: is given without user"),
             (
                 more("[control]\ninsecure = true"),
                 "control: insecure: is true, but \"127.0.0.1:9480\" needs no exception",
