@@ -72,6 +72,7 @@ fn to_become(config: &Config) -> Result<Option<Identity>, Failure> {
 /// Where files are made while it runs.
 fn directories(config: &Config) -> Vec<PathBuf> {
     let mut directories: Vec<PathBuf> = config.stores.iter().map(|store| store.path.clone()).collect();
+    directories.extend(config.report.dir.clone());
     if let Some(serve) = &config.ledger.serve {
         directories.push(serve.data_dir.clone());
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::findings;
+use super::{findings, log};
 use crate::config::{self, Change, Config};
 use crate::ledger::reload::Reload;
 use crate::store::plan::StoreView;
@@ -22,6 +22,8 @@ enum Needs {
     StoreRetention,
     /// Nothing: the bounds of kept ledgers.
     LedgerRetention,
+    /// Nothing: what is logged, and how.
+    Log,
     /// A restart.
     Restart,
 }
@@ -30,6 +32,7 @@ fn needs(change: &Change) -> Needs {
     match (change.section.as_str(), change.key.as_str()) {
         (section, "retain" | "retain_age" | "free_min") if section.starts_with("store ") => Needs::StoreRetention,
         ("ledger.serve", "retention" | "retention_bytes" | "retention_age") => Needs::LedgerRetention,
+        ("control", "log" | "log_format") => Needs::Log,
         _ => Needs::Restart,
     }
 }
@@ -70,7 +73,9 @@ impl Reloader {
         for change in &changes {
             match needs(change) {
                 Needs::Restart => tracing::warn!("SIGHUP: {change}: needs a restart; until then it stays as it was"),
-                Needs::StoreRetention | Needs::LedgerRetention => tracing::info!("SIGHUP: {change}: holds from now on"),
+                Needs::StoreRetention | Needs::LedgerRetention | Needs::Log => {
+                    tracing::info!("SIGHUP: {change}: holds from now on")
+                }
             }
         }
         if changes.iter().any(|change| needs(change) == Needs::StoreRetention) {
@@ -78,6 +83,19 @@ impl Reloader {
         }
         if changes.iter().any(|change| needs(change) == Needs::LedgerRetention) {
             self.take_ledger(config, ledger);
+        }
+        if changes.iter().any(|change| needs(change) == Needs::Log) {
+            self.take_log(config);
+        }
+    }
+
+    fn take_log(&mut self, config: &Config) {
+        match log::configure(&config.control) {
+            Ok(()) => {
+                self.running.control.log.clone_from(&config.control.log);
+                self.running.control.log_format = config.control.log_format;
+            }
+            Err(error) => tracing::error!("SIGHUP: {error}; the log stays as it was"),
         }
     }
 
@@ -116,6 +134,8 @@ mod tests {
         assert_eq!(change("store \"main\"", ""), Needs::Restart);
         assert_eq!(change("ledger.serve", "retention_age"), Needs::LedgerRetention);
         assert_eq!(change("feed \"deep\"", "retain"), Needs::Restart);
+        assert_eq!(change("control", "log"), Needs::Log);
+        assert_eq!(change("control", "stall"), Needs::Restart);
         assert_eq!(change("core", "order"), Needs::Restart);
     }
 }

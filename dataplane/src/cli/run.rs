@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::appliance::{Appliance, Ending};
 use super::reload::Reloader;
-use super::{Exit, Failure, Outcome, explain, findings, tables};
+use super::{Exit, Failure, Outcome, explain, findings, log, tables};
 use crate::config::{self, Span};
 use crate::sys::signal::Signals;
 
@@ -43,6 +43,7 @@ pub fn run(args: Args) -> Outcome {
         print!("{}", explain::explain(&config));
         return Ok(Exit::Done);
     }
+    log::configure(&config.control).map_err(Failure::usage)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

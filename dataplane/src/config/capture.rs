@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::quantity::{Bytes, Span};
+use super::report::LogFormat;
 
 /// Bytes of a copy frame: the longest UDP payload with a record's header fits.
 pub const COPY_FRAME_BYTES: u32 = 66 << 10;
@@ -481,6 +482,10 @@ pub struct Control {
     pub stall: Span,
     /// Listen beyond this host, though whoever reaches the server is answered.
     pub insecure: bool,
+    /// What is logged: a level, or levels by module.
+    pub log: String,
+    /// The form of a log line.
+    pub log_format: LogFormat,
 }
 
 impl Control {
@@ -497,6 +502,8 @@ impl Default for Control {
             drain: Span(std::time::Duration::from_secs(10)),
             stall: Span(std::time::Duration::from_secs(10)),
             insecure: false,
+            log: "info".into(),
+            log_format: LogFormat::Auto,
         }
     }
 }

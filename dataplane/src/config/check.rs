@@ -9,6 +9,7 @@ use super::check_ledger::check_ledger;
 use super::check_ring::{check_rings, range};
 use super::check_shared::check_shared;
 use super::load::Config;
+use super::report::check_report;
 use crate::units::SIDES_MAX;
 
 /// Smallest and largest AF_XDP ring: below 64 a batch does not fit; the kernel takes powers of two, and 32,768
@@ -88,6 +89,7 @@ pub fn check(config: &Config) -> Vec<Finding> {
     check_rings(config, &mut findings);
     check_ledger(config, &mut findings);
     check_shared(config, &mut findings);
+    check_report(config, &mut findings);
     findings.0
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::capture::{Control, Core, Feed, Interface, Store};
 use super::ledger::Ledger;
 use super::process::Process;
+use super::report::Report;
 use super::ring::Ring;
 
 /// The whole configuration.
@@ -38,6 +39,9 @@ pub struct Config {
     /// The process.
     #[serde(default)]
     pub process: Process,
+    /// The daily report.
+    #[serde(default)]
+    pub report: Report,
 }
 
 /// Why a configuration could not be read.

@@ -13,6 +13,7 @@ pub mod limits;
 mod load;
 mod process;
 mod quantity;
+mod report;
 mod ring;
 #[cfg(feature = "appliance")]
 pub mod schema;
@@ -31,6 +32,7 @@ pub use ledger::{Compress, Ledger, LedgerServe, LedgerSource, LedgerSpin, Ledger
 pub use load::{Config, ConfigError, load, parse};
 pub use process::Process;
 pub use quantity::{Bytes, Span, parse_bytes, parse_duration, parse_rate};
+pub use report::{LogFormat, Report, TimeOfDay};
 pub use ring::{Linger, Mirror, MirrorStart, Ring, Serve};
 pub use sockets::{Socket, Transport, sockets};
 pub use warn::{has_work, warn_whole};
