@@ -242,9 +242,12 @@ impl FanoutWorker {
     fn survey(&mut self) {
         let Some(audience) = &mut self.audience else { return };
         let (live, slowest) = audience.live(&self.hub);
+        let lag = audience.lag(&self.hub);
         self.parts.load.set_live_subscribers(live);
         self.parts.load.set_slowest(slowest);
         (audience.counters.live, audience.counters.slowest) = (live as u64, slowest.unwrap_or(0));
+        let counters = &mut audience.counters;
+        [counters.median_lag, counters.p99_lag, counters.slowest_lag] = lag;
     }
 
     fn change_run(&mut self, run: String) {

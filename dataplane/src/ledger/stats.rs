@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde_json::{Value, json};
 
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
-use crate::sync::metrics::{Kind, Sample, Source};
+use crate::sync::metrics::{Kind, Metric, Sample, Source};
 
 /// A set of counters: a plain structure that a worker counts in, an enum that numbers its fields, and the copy. A field is
 /// a `counter` or a `gauge`; one without a metric's name is only shown in the status.
@@ -120,6 +120,9 @@ counter_set! {
         gauge subscribers as Subscribers: "sluice_ledger_subscribers", "Subscribers";
         gauge live as Live: "sluice_ledger_live_subscribers", "Subscribers that follow live";
         gauge connections as Connections: "sluice_ledger_connections", "Open connections, whatever they ask for";
+        gauge median_lag as MedianLag: "sluice_ledger_subscriber_median_lag_ledgers", "Ledgers that the median subscriber's connection has not got yet, looked at with each ledger's end";
+        gauge p99_lag as P99Lag: "sluice_ledger_subscriber_p99_lag_ledgers", "The same of the connection that 99 of 100 are not behind";
+        gauge slowest_lag as SlowestLag: "sluice_ledger_subscriber_slowest_lag_ledgers", "The same of the one that is furthest behind";
         gauge memory_bytes as MemoryBytes: "sluice_ledger_unwritten_bytes", "Bytes of memory of completed ledgers whose write is not done";
         gauge sending_bytes as SendingBytes: "sluice_ledger_sending_bytes", "Bytes of messages that are on their way to subscribers";
         gauge slowest as Slowest: "sluice_ledger_slowest_bytes_per_second", "How fast the slowest live subscriber takes bytes; 0: not known";
@@ -231,17 +234,38 @@ impl LedgerStatus {
     }
 }
 
+const RATIO: Metric = Metric::gauge(
+    "sluice_ledger_compression_ratio",
+    &[],
+    "Bytes before packing for each byte as it is sent, of all chunks so far",
+);
+
+/// Every metric of the job.
+pub fn metrics() -> Vec<Metric> {
+    let mut metrics: Vec<Metric> = described(FanoutCounter::ALL, &[]).chain([RATIO]).collect();
+    metrics.extend(described(SourceCounter::ALL, &[]).chain(described(RelayCounter::ALL, &[])));
+    metrics.extend(described(EncodeCounter::ALL, &["queue"]));
+    // Counters that differ in a label only are one metric.
+    metrics.dedup_by_key(|metric| metric.name);
+    metrics
+}
+
+fn described<C>(all: &'static [Shown<C>], labels: &'static [&'static str]) -> impl Iterator<Item = Metric> {
+    all.iter().filter(|shown| !shown.metric.is_empty()).map(move |shown| {
+        // No worker of several has counters with a label of their own.
+        let labels: &'static [&'static str] = if shown.label.is_empty() { labels } else { &["reason"] };
+        match shown.counts {
+            true => Metric::counter(shown.metric, labels, shown.help),
+            false => Metric::gauge(shown.metric, labels, shown.help),
+        }
+    })
+}
+
 impl Source for LedgerStatus {
     fn samples(&self, out: &mut Vec<Sample>) {
         samples(FanoutCounter::ALL, &self.fanout.counters, None, out);
         if let Some(ratio) = self.ratio() {
-            out.push(Sample {
-                name: "sluice_ledger_compression_ratio",
-                help: "Bytes before packing for each byte as it is sent, of all chunks so far",
-                kind: Kind::Gauge,
-                labels: Vec::new(),
-                value: ratio,
-            });
+            out.push(RATIO.sample(&[], ratio));
         }
         if let Some(counters) = &self.source {
             samples(SourceCounter::ALL, counters, None, out);

@@ -10,7 +10,7 @@ use super::mirror::sender::{Linger, MulticastSettings, ServeSettings};
 use super::mirror_worker::{Host, MirrorParts, MirrorWorker};
 use super::raw::RawSettings;
 use super::serve_worker::{ServeParts, ServeWorker};
-use super::stats::{MirrorBooks, MirrorView, RingStatus, ServeBooks, ServeView};
+use super::stats::{MirrorBooks, MirrorView, PublishedView, RingStatus, ServeBooks, ServeView};
 use crate::config::{self, Config, Finding, Idle, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
@@ -56,6 +56,8 @@ pub fn plan(config: &Config) -> Result<RingPlan, String> {
         plan.workers.push((serve.core.clone(), worker));
         plan.status.serves.push(view);
     }
+    let published = |feed: &config::Feed| Some(PublishedView { feed: feed.name.clone(), ring: feed.publish.clone()? });
+    plan.status.published = config.feeds.iter().filter_map(published).collect();
     Ok(plan)
 }
 

@@ -1,13 +1,15 @@
 //! The counters of the ring's workers, each owned by one worker, and what the control thread shows of them.
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
+use super::inspect::inspect;
 use super::mirror::receiver::{MirrorStatus, ReceiverCounters, Transport};
 use super::mirror::sender::{Delivery, SenderCounters, SessionStatus};
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter};
-use crate::sync::metrics::{Kind, Sample, Source};
+use crate::sync::metrics::{Metric, Sample, Source};
 
 /// A set of counters copied from a machine's: an enum, its metric names, and the copy.
 macro_rules! counter_set {
@@ -375,6 +377,160 @@ impl MirrorView {
     }
 }
 
+const SERVE: &[&str] = &["serve"];
+const MIRROR: &[&str] = &["mirror"];
+const FEED: &[&str] = &["feed"];
+
+const HEARTBEAT_AGE: Metric =
+    Metric::gauge("sluice_ring_mirror_heartbeat_age_seconds", MIRROR, "Since the source was last heard");
+const DATAGRAM_AGE: Metric =
+    Metric::gauge("sluice_ring_mirror_datagram_age_seconds", MIRROR, "Since the last datagram of the source came");
+const STREAM_SESSIONS: Metric =
+    Metric::gauge("sluice_ring_serve_stream_sessions", SERVE, "Mirrors that get their records by TCP");
+const DATAGRAM_SESSIONS: Metric =
+    Metric::gauge("sluice_ring_serve_datagram_sessions", SERVE, "Mirrors that get their records by datagrams");
+const STREAM_LAG: [Metric; 2] = [
+    Metric::gauge(
+        "sluice_ring_serve_median_stream_lag_records",
+        SERVE,
+        "Records that the median mirror with TCP delivery was not sent yet",
+    ),
+    Metric::gauge(
+        "sluice_ring_serve_slowest_stream_lag_records",
+        SERVE,
+        "Records that the slowest mirror with TCP delivery was not sent yet",
+    ),
+];
+const READERS: [Metric; 2] = [
+    Metric::gauge("sluice_ring_published_readers", FEED, "Registered readers of the feed's ring that live"),
+    Metric::gauge("sluice_ring_mirror_readers", MIRROR, "Registered readers of the local ring that live"),
+];
+const READER_LAG: [Metric; 2] = [
+    Metric::gauge(
+        "sluice_ring_published_slowest_reader_lag_records",
+        FEED,
+        "Records that the slowest registered reader of the feed's ring has not read; readers that do not register are not seen",
+    ),
+    Metric::gauge(
+        "sluice_ring_mirror_slowest_reader_lag_records",
+        MIRROR,
+        "Records that the slowest registered reader of the local ring has not read; readers that do not register are not seen",
+    ),
+];
+
+impl ServeCounter {
+    fn metric(self, name: &'static str, help: &'static str) -> Metric {
+        match self {
+            ServeCounter::AcceptsFailed | ServeCounter::OpenFailures => Metric::counter(name, SERVE, help),
+            _ => Metric::gauge(name, SERVE, help),
+        }
+    }
+}
+
+impl MirrorCounter {
+    fn metric(self, name: &'static str, help: &'static str) -> Metric {
+        match self {
+            MirrorCounter::ConnectFailures => Metric::counter(name, MIRROR, help),
+            _ => Metric::gauge(name, MIRROR, help),
+        }
+    }
+}
+
+/// What a serve's worker shows, where it is a metric.
+fn serve_metrics() -> impl Iterator<Item = (ServeCounter, Metric)> {
+    let shown = ServeCounter::ALL.iter().filter(|(_, name, ..)| !name.is_empty());
+    shown.map(|(counter, name, help, _)| (*counter, counter.metric(name, help)))
+}
+
+fn sender_metrics() -> impl Iterator<Item = (SenderCounter, Metric)> {
+    SenderCounter::ALL.iter().map(|(counter, name, help, _)| (*counter, Metric::counter(name, SERVE, help)))
+}
+
+fn mirror_metrics() -> impl Iterator<Item = (MirrorCounter, Metric)> {
+    let shown = MirrorCounter::ALL.iter().filter(|(_, name, ..)| !name.is_empty());
+    shown.map(|(counter, name, help, _)| (*counter, counter.metric(name, help)))
+}
+
+fn receiver_metrics() -> impl Iterator<Item = (ReceiverCounter, Metric)> {
+    ReceiverCounter::ALL.iter().map(|(counter, name, help, _)| (*counter, Metric::counter(name, MIRROR, help)))
+}
+
+/// Every metric of the job.
+pub fn metrics() -> Vec<Metric> {
+    let serves = serve_metrics().map(|(_, metric)| metric).chain(sender_metrics().map(|(_, metric)| metric));
+    let sessions = [STREAM_SESSIONS, DATAGRAM_SESSIONS].into_iter().chain(STREAM_LAG);
+    let mirrors = mirror_metrics().map(|(_, metric)| metric).chain(receiver_metrics().map(|(_, metric)| metric));
+    let ages = [HEARTBEAT_AGE, DATAGRAM_AGE];
+    serves.chain(sessions).chain(mirrors).chain(ages).chain(READERS).chain(READER_LAG).collect()
+}
+
+/// Registered readers that live, and how far the slowest is behind; `None` where there is no such ring now.
+fn readers(ring: &Path) -> Option<(usize, u64)> {
+    let ring = inspect(ring).ok()?;
+    let behind = ring.readers.iter().filter(|reader| reader.active && reader.exists);
+    let behind: Vec<u64> = behind.map(|reader| (ring.head + 1).saturating_sub(reader.cursor)).collect();
+    Some((behind.len(), behind.into_iter().max().unwrap_or(0)))
+}
+
+fn reader_samples(which: usize, name: &str, ring: &Path, out: &mut Vec<Sample>) {
+    let Some((count, lag)) = readers(ring) else { return };
+    out.push(READERS[which].sample(&[name], count as f64));
+    out.push(READER_LAG[which].sample(&[name], lag as f64));
+}
+
+impl ServeView {
+    fn samples(&self, out: &mut Vec<Sample>) {
+        let name = self.name.as_str();
+        for (counter, metric) in serve_metrics() {
+            out.push(metric.sample(&[name], self.state.get(counter) as f64));
+        }
+        for (counter, metric) in sender_metrics() {
+            out.push(metric.sample(&[name], self.machine.get(counter) as f64));
+        }
+        let sessions = self.sessions.lock().map(|sessions| sessions.clone()).unwrap_or_default();
+        let streams: Vec<&SessionStatus> =
+            sessions.iter().filter(|session| session.delivery == Some(Delivery::Stream)).collect();
+        let datagrams = sessions.iter().filter(|session| session.delivery.is_some()).count() - streams.len();
+        let head = self.state.get(ServeCounter::Head);
+        let mut lags: Vec<u64> = streams.iter().map(|session| (head + 1).saturating_sub(session.next)).collect();
+        lags.sort_unstable();
+        let lag = [lags.get(lags.len() / 2), lags.last()].map(|lag| lag.copied().unwrap_or(0));
+        out.push(STREAM_SESSIONS.sample(&[name], streams.len() as f64));
+        out.push(DATAGRAM_SESSIONS.sample(&[name], datagrams as f64));
+        for (metric, lag) in STREAM_LAG.iter().zip(lag) {
+            out.push(metric.sample(&[name], lag as f64));
+        }
+    }
+}
+
+impl MirrorView {
+    fn samples(&self, out: &mut Vec<Sample>) {
+        let name = self.name.as_str();
+        for (counter, metric) in mirror_metrics() {
+            out.push(metric.sample(&[name], self.state.get(counter) as f64));
+        }
+        for (counter, metric) in receiver_metrics() {
+            out.push(metric.sample(&[name], self.machine.get(counter) as f64));
+        }
+        let ages = [(&HEARTBEAT_AGE, MirrorCounter::HeartbeatAge), (&DATAGRAM_AGE, MirrorCounter::DatagramAge)];
+        for (metric, counter) in ages {
+            let age = self.state.get(counter);
+            if age != u64::MAX {
+                out.push(metric.sample(&[name], age as f64 / 1e9));
+            }
+        }
+        reader_samples(1, name, Path::new(&self.ring), out);
+    }
+}
+
+/// A feed's ring, as the capture publishes it.
+pub struct PublishedView {
+    /// The feed.
+    pub feed: String,
+    /// The ring's file.
+    pub ring: PathBuf,
+}
+
 /// The ring job's source of metrics and status.
 #[derive(Default)]
 pub struct RingStatus {
@@ -382,49 +538,34 @@ pub struct RingStatus {
     pub serves: Vec<ServeView>,
     /// Every mirror.
     pub mirrors: Vec<MirrorView>,
+    /// Every feed's ring.
+    pub published: Vec<PublishedView>,
+}
+
+impl RingStatus {
+    /// Whether there is nothing to show.
+    pub fn is_empty(&self) -> bool {
+        self.serves.is_empty() && self.mirrors.is_empty() && self.published.is_empty()
+    }
 }
 
 impl Source for RingStatus {
     fn samples(&self, out: &mut Vec<Sample>) {
-        for view in &self.serves {
-            for (counter, name, help, _) in ServeCounter::ALL.iter().filter(|(_, name, ..)| !name.is_empty()) {
-                let counts = matches!(counter, ServeCounter::AcceptsFailed | ServeCounter::OpenFailures);
-                out.push(sample(name, help, counts, ("serve", &view.name), view.state.get(*counter) as f64));
-            }
-            for (counter, name, help, _) in SenderCounter::ALL {
-                out.push(sample(name, help, true, ("serve", &view.name), view.machine.get(*counter) as f64));
-            }
-        }
-        for view in &self.mirrors {
-            let label = ("mirror", view.name.as_str());
-            for (counter, name, help, _) in MirrorCounter::ALL.iter().filter(|(_, name, ..)| !name.is_empty()) {
-                let counts = matches!(counter, MirrorCounter::ConnectFailures);
-                out.push(sample(name, help, counts, label, view.state.get(*counter) as f64));
-            }
-            let age = view.state.get(MirrorCounter::HeartbeatAge);
-            if age != u64::MAX {
-                let help = "Since the source was last heard";
-                out.push(sample("sluice_ring_mirror_heartbeat_age_seconds", help, false, label, age as f64 / 1e9));
-            }
-            let age = view.state.get(MirrorCounter::DatagramAge);
-            if age != u64::MAX {
-                let help = "Since the last datagram of the source came";
-                out.push(sample("sluice_ring_mirror_datagram_age_seconds", help, false, label, age as f64 / 1e9));
-            }
-            for (counter, name, help, _) in ReceiverCounter::ALL {
-                out.push(sample(name, help, true, label, view.machine.get(*counter) as f64));
-            }
-        }
+        self.serves.iter().for_each(|view| view.samples(out));
+        self.mirrors.iter().for_each(|view| view.samples(out));
+        self.published.iter().for_each(|view| reader_samples(0, &view.feed, &view.ring, out));
     }
 
     fn status(&self) -> (&'static str, Value) {
         let serves: Vec<Value> = self.serves.iter().map(ServeView::status).collect();
         let mirrors: Vec<Value> = self.mirrors.iter().map(MirrorView::status).collect();
-        ("ring", json!({"serve": serves, "mirror": mirrors}))
+        let published = self.published.iter().map(|view| {
+            let readers = readers(&view.ring);
+            json!({
+                "feed": view.feed, "ring": view.ring, "readers": readers.map(|(count, _)| count),
+                "slowest_reader_lag": readers.map(|(_, lag)| lag),
+            })
+        });
+        ("ring", json!({"serve": serves, "mirror": mirrors, "published": published.collect::<Vec<_>>()}))
     }
-}
-
-fn sample(name: &'static str, help: &'static str, counts: bool, label: (&'static str, &str), value: f64) -> Sample {
-    let kind = if counts { Kind::Counter } else { Kind::Gauge };
-    Sample { name, help, kind, labels: vec![(label.0, label.1.to_string())], value }
 }

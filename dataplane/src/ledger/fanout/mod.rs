@@ -127,6 +127,8 @@ pub(super) struct Audience {
     look_at: i64,
     look_from: usize,
     next_id: u64,
+    /// Ledgers behind, of each subscriber's connection, while they are sorted.
+    lags: Vec<u64>,
     pub(super) counters: FanoutCounters,
 }
 
@@ -162,6 +164,7 @@ impl Audience {
             look_at: 0,
             look_from: 0,
             next_id: seed,
+            lags: Vec::new(),
             counters: FanoutCounters::default(),
         }
     }
@@ -717,6 +720,19 @@ impl Audience {
             slowest = slowest.and_then(|slowest| Some(slowest.min(peer.rate?)));
         }
         (live, slowest.filter(|_| live > 0))
+    }
+
+    /// How many ledgers the subscribers' connections are behind: the median, the one that 99 of 100 are not behind, the most.
+    pub(super) fn lag(&mut self, hub: &Hub) -> [u64; 3] {
+        let end = u64::from(hub.bounds().1) + 1;
+        self.lags.clear();
+        let streaming = self.peers.iter().flatten().filter(|peer| peer.machine.is_subscriber());
+        // Who waits for the first ledger that comes is not behind.
+        let next = streaming.filter_map(|peer| peer.machine.waits_for());
+        self.lags.extend(next.map(|next| if next == 0 { 0 } else { end.saturating_sub(u64::from(next)) }));
+        self.lags.sort_unstable();
+        let count = self.lags.len();
+        [count / 2, count * 99 / 100, count.saturating_sub(1)].map(|at| self.lags.get(at).copied().unwrap_or(0))
     }
 
     /// Ends every connection at once.
