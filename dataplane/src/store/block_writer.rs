@@ -307,6 +307,9 @@ pub struct StoreWriter<B> {
     /// Set by the first failed sync: nothing from there on can be called durable any more.
     durable_stop: Option<u64>,
     no_space: bool,
+    /// The last segment asked for could not be made because the disk is full: so it stays until one can be, although the
+    /// segment in use may have its space still.
+    segment_no_space: bool,
     /// The last segment asked for could not be made for another reason than a full disk.
     segment_broken: bool,
     closed: bool,
@@ -367,6 +370,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
             full_until: None,
             durable_stop: None,
             no_space: false,
+            segment_no_space: false,
             segment_broken: false,
             closed: false,
             given_up: false,
@@ -790,7 +794,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     pub fn segment_ready(&mut self, grant: SegmentGrant, now: i64) {
         assert!(grant.begin.is_multiple_of(SECTOR_BYTES as u64) && self.next.is_none(), "an unasked segment");
         self.asked = false;
-        (self.no_space, self.segment_broken) = (false, false);
+        (self.no_space, self.segment_no_space, self.segment_broken) = (false, false, false);
         self.next = Some(grant);
         self.issue(now);
         self.settle_close(now);
@@ -799,6 +803,7 @@ impl<B: BlockBuffer> StoreWriter<B> {
     /// No segment could be made; the other side goes on trying.
     pub fn segment_failed(&mut self, fault: Fault) {
         self.no_space = fault == Fault::NoSpace;
+        self.segment_no_space = self.no_space;
         self.segment_broken = !self.no_space;
     }
 
@@ -1155,6 +1160,12 @@ impl<B: BlockBuffer> StoreWriter<B> {
     /// Whether the disk is known to be full.
     pub fn is_full(&self) -> bool {
         self.no_space
+    }
+
+    /// As [`StoreWriter::is_full`], but steady: a write into the space that the segment in use has reserved says nothing of
+    /// the next segment's.
+    pub fn is_short_of_space(&self) -> bool {
+        self.no_space || self.segment_no_space
     }
 
     /// Blocks of the pool.

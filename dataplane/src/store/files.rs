@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -116,6 +117,47 @@ pub enum FilesReport {
 /// Called after each report, so that a parked worker wakes.
 pub type Notify = Box<dyn Fn() + Send>;
 
+/// What the thread saw when it last looked: the directory, its file system, and what retention has deleted so far. Each value
+/// is written by the thread alone.
+#[derive(Debug, Default)]
+pub struct Room {
+    /// Bytes that the store's segments take on the disk, those that are written and ready included.
+    pub kept_bytes: AtomicU64,
+    /// How many they are.
+    pub kept_segments: AtomicU64,
+    /// Bytes of the file system that are free to unprivileged users.
+    pub free_bytes: AtomicU64,
+    /// All of them.
+    pub total_bytes: AtomicU64,
+    /// Segments that retention deleted, by the bound that asked for it ([`retention::BOUNDS`]).
+    pub deleted_segments: [AtomicU64; retention::BOUNDS.len()],
+    /// The bytes that they took.
+    pub deleted_bytes: AtomicU64,
+}
+
+impl Room {
+    fn count(&self, removed: &[Removed]) {
+        for removed in removed {
+            if let Some(bound) = retention::BOUNDS.iter().position(|bound| *bound == removed.bound) {
+                self.deleted_segments[bound].fetch_add(1, Ordering::Relaxed);
+            }
+            self.deleted_bytes.fetch_add(removed.disk_bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// What cannot be read stays as it was: retention says why.
+    fn look(&self, directory: &Path) {
+        if let Ok(files) = retention::list(directory) {
+            self.kept_bytes.store(files.iter().map(|file| file.disk_bytes).sum(), Ordering::Relaxed);
+            self.kept_segments.store(files.len() as u64, Ordering::Relaxed);
+        }
+        if let Ok(space) = file::space(directory) {
+            self.free_bytes.store(space.available_bytes, Ordering::Relaxed);
+            self.total_bytes.store(space.total_bytes, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The handle of the thread.
 pub struct Files {
     requests: Sender<FilesRequest>,
@@ -123,6 +165,7 @@ pub struct Files {
     thread: Option<JoinHandle<()>>,
     known: KnownRuns,
     retention: Latest<Retention>,
+    room: Arc<Room>,
 }
 
 impl Files {
@@ -147,7 +190,10 @@ impl Files {
         let (requests, inbox) = unbounded();
         let (outbox, reports) = unbounded();
         let retention = Latest::new(settings.retention);
+        let room = Arc::new(Room::default());
         let mut worker = Worker {
+            room: Arc::clone(&room),
+            trouble: None,
             sweeper: Sweeper::new(settings.retention),
             retention: retention.clone(),
             settings,
@@ -168,7 +214,7 @@ impl Files {
             })
             .map_err(|source| StoreError::io("start a thread for", Path::new("store-files"), source))?;
         let arrival_next = known.arrival_next;
-        Ok((Files { requests, reports, thread: Some(thread), known, retention }, arrival_next))
+        Ok((Files { requests, reports, thread: Some(thread), known, retention, room }, arrival_next))
     }
 
     /// The runs and raw frames that the store held when it was opened: new ones are numbered from there.
@@ -179,6 +225,11 @@ impl Files {
     /// The bounds: what is set there holds from the thread's next look on, at most [`RETENTION_EVERY`] later.
     pub fn retention(&self) -> Latest<Retention> {
         self.retention.clone()
+    }
+
+    /// What the thread last saw of the disk.
+    pub fn room(&self) -> Arc<Room> {
+        Arc::clone(&self.room)
     }
 
     /// Asks the thread for something. Never waits.
@@ -260,10 +311,14 @@ struct Worker {
     sweeper: Sweeper,
     retention: Latest<Retention>,
     retention_at: i64,
+    /// Why retention could not do its work the last time: it tries each 5 s, and says it once.
+    trouble: Option<String>,
+    room: Arc<Room>,
 }
 
 impl Worker {
     fn run(&mut self, inbox: &Receiver<FilesRequest>) {
+        self.look();
         // The first segment comes before recovery: the capture waits for it.
         let mut first = true;
         loop {
@@ -415,14 +470,29 @@ impl Worker {
         let open: Vec<&Path> = self.open.iter().map(|segment| segment.path.as_path()).collect();
         match self.sweeper.sweep(&self.settings.directory, &open, clock::utc_ns(), self.retention_at) {
             Ok(sweep) => {
+                self.trouble = None;
                 if let Some(doubt) = sweep.doubt {
                     self.tell(FilesReport::Trouble(doubt));
                 }
+                self.room.count(&sweep.removed);
                 if !sweep.removed.is_empty() {
                     self.tell(FilesReport::Removed(sweep.removed));
                 }
             }
-            Err(error) => self.tell(FilesReport::Trouble(error.to_string())),
+            Err(error) => {
+                let what = Some(error.to_string());
+                if self.trouble != what {
+                    self.tell(FilesReport::Trouble(error.to_string()));
+                }
+                self.trouble = what;
+            }
+        }
+        self.look();
+    }
+
+    fn look(&self) {
+        if self.settings.single.is_none() {
+            self.room.look(&self.settings.directory);
         }
     }
 

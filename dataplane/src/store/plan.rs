@@ -1,11 +1,12 @@
 //! From a store's configuration to its worker, its files' thread and what others may know of it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use super::files::{Files, FilesSettings, Notify};
-use super::retention::Retention;
+use super::files::{Files, FilesSettings, Notify, Room};
+use super::retention::{BOUNDS, Retention};
 use super::store_worker::{StoreCounter, StoreWorker, StreamBooks, StreamCell, StreamNames};
 use super::{Codec, LostCause, StampSource, StoreError, SyncPolicy, WriterSettings};
 use crate::config::{Config, Finding, Fsync, Store};
@@ -14,9 +15,100 @@ use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::{CounterReader, counters};
 use crate::sync::latest::Latest;
-use crate::sync::metrics::{Kind, Sample};
+use crate::sync::metrics::{Metric, Sample};
 use crate::sys::frames::{Areas, FrameToken};
 use crate::units::{SIDES_MAX, Side, StreamId};
+
+const STORE: &[&str] = &["store"];
+const STORE_FEED: &[&str] = &["store", "feed"];
+const STORE_REASON: &[&str] = &["store", "reason"];
+/// The identities of the capture's conservation table of which this job counts terms.
+const HANDED: &[&str] = &["handed to the store = taken by the store"];
+const KEPT: &[&str] = &["unique + late_fill = stored + store_lost + in_flight"];
+
+const COUNTERS: [(StoreCounter, Metric); 14] = [
+    (StoreCounter::FailedSeals, Metric::counter("sluice_store_failed_seals", STORE, "Segments whose seal failed")),
+    (StoreCounter::FailedSyncs, Metric::counter("sluice_store_failed_syncs", STORE, "Syncs that failed")),
+    (StoreCounter::Syncs, Metric::counter("sluice_store_syncs", STORE, "Syncs done")),
+    (
+        StoreCounter::Stored,
+        Metric::counter("sluice_store_stored_records", STORE, "Messages and raw frames in completed writes"),
+    ),
+    (StoreCounter::WrittenBytes, Metric::counter("sluice_store_written_bytes", STORE, "Bytes of completed writes")),
+    (
+        StoreCounter::FailedBlocks,
+        Metric::counter("sluice_store_failed_blocks", STORE, "Blocks whose write failed for good"),
+    ),
+    (StoreCounter::Retried, Metric::counter("sluice_store_retried_writes", STORE, "Writes tried again")),
+    (StoreCounter::Sealed, Metric::counter("sluice_store_sealed_segments", STORE, "Segments sealed")),
+    (StoreCounter::FreeBlocks, Metric::gauge("sluice_store_free_blocks", STORE, "Free blocks of the pool")),
+    (
+        StoreCounter::InFlight,
+        Metric::gauge("sluice_store_in_flight_records", STORE, "Messages and raw frames in blocks under way"),
+    ),
+    (
+        StoreCounter::Durable,
+        Metric::gauge(
+            "sluice_store_durable_records",
+            STORE,
+            "Arrival index below which every record is durable or counted as lost",
+        ),
+    ),
+    (
+        StoreCounter::Full,
+        Metric::gauge("sluice_store_full", STORE, "Whether the file system is full: 0 again after a second with room"),
+    ),
+    (
+        StoreCounter::FullTimes,
+        Metric::counter("sluice_store_full_times", STORE, "Times that the file system became full"),
+    ),
+    (
+        StoreCounter::FailedSegments,
+        Metric::counter(
+            "sluice_store_failed_segments",
+            STORE,
+            "Tries to make a segment that failed, 5 a second while the file system is full",
+        ),
+    ),
+];
+const LOST: Metric =
+    Metric::counter("sluice_store_lost_records", STORE_REASON, "Messages and raw frames that could not be stored");
+const KEPT_BYTES: Metric = Metric::gauge(
+    "sluice_store_kept_bytes",
+    STORE,
+    "Bytes that the store's segments take on the disk, those being written and made ahead included; looked at every 5 s",
+);
+const KEPT_SEGMENTS: Metric = Metric::gauge("sluice_store_kept_segments", STORE, "How many segments these are");
+const FREE_BYTES: Metric =
+    Metric::gauge("sluice_store_free_bytes", STORE, "Bytes of the store's file system that are free to a plain user");
+const TOTAL_BYTES: Metric = Metric::gauge("sluice_store_total_bytes", STORE, "Bytes of the store's file system in all");
+const DELETED_BYTES: Metric =
+    Metric::counter("sluice_store_deleted_bytes", STORE, "Bytes that segments deleted by retention took");
+const DELETED_SEGMENTS: Metric = Metric::counter(
+    "sluice_store_deleted_segments",
+    STORE_REASON,
+    "Segments deleted by retention: for \"bytes\" (retain), \"age\" (retain_age) or \"free\" (free_min)",
+);
+const FEED_TAKEN: Metric =
+    Metric::counter("sluice_store_taken_messages", STORE_FEED, "Messages taken from the feed's arbiter")
+        .in_identities(HANDED);
+const FEED_STORED: Metric =
+    Metric::counter("sluice_store_stored_messages", STORE_FEED, "Messages of the feed in completed writes")
+        .in_identities(KEPT);
+const FEED_LOST: Metric =
+    Metric::counter("sluice_store_lost_messages", STORE_FEED, "Messages of the feed that could not be stored")
+        .in_identities(KEPT);
+const FEED_IN_FLIGHT: Metric =
+    Metric::gauge("sluice_store_in_flight_messages", STORE_FEED, "Messages of the feed in blocks under way")
+        .in_identities(KEPT);
+
+/// Every metric of the job.
+pub fn metrics() -> Vec<Metric> {
+    let counters = COUNTERS.iter().map(|(_, metric)| *metric);
+    let room = [KEPT_BYTES, KEPT_SEGMENTS, FREE_BYTES, TOTAL_BYTES, DELETED_BYTES, DELETED_SEGMENTS];
+    let feeds = [FEED_TAKEN, FEED_STORED, FEED_LOST, FEED_IN_FLIGHT];
+    counters.chain([LOST]).chain(room).chain(feeds).collect()
+}
 
 /// What a store's worker is made of.
 pub struct StoreParts {
@@ -59,6 +151,7 @@ pub struct StoreView {
     names: Arc<Mutex<StreamNames>>,
     desk: Arc<Mutex<StoreDesk>>,
     retention: Latest<Retention>,
+    room: Arc<Room>,
 }
 
 /// One feed's messages in its store.
@@ -124,6 +217,7 @@ pub fn store_worker(parts: StoreParts) -> Result<(Box<dyn Worker>, Arc<StoreView
         names: names.clone(),
         desk: desk.clone(),
         retention: files.retention(),
+        room: files.room(),
     };
     let writer_settings = writer_settings(settings, arrival_first);
     let worker = StoreWorker::new(parts, writer_settings, files, writer, books, names, desk)?;
@@ -187,8 +281,9 @@ impl StoreView {
 
     fn feed_books(&self) -> Vec<FeedBook> {
         let cells = &self.books[0];
+        // A store that no feed writes to has no cells.
         let per_feed = cells.len() / self.feeds.len().max(1);
-        let messages = per_feed - SIDES_MAX;
+        let messages = per_feed.saturating_sub(SIDES_MAX);
         let book = |(index, feed): (usize, &String)| {
             let mut book = FeedBook { feed: feed.clone(), ..FeedBook::default() };
             for cell in &cells[index * per_feed..index * per_feed + messages] {
@@ -214,52 +309,35 @@ impl StoreView {
 
     /// The store's samples.
     pub fn samples(&self, out: &mut Vec<Sample>) {
-        let named: [(&'static str, &'static str, Kind, StoreCounter); 12] = [
-            ("sluice_store_failed_seals", "Segments whose seal failed", Kind::Counter, StoreCounter::FailedSeals),
-            ("sluice_store_failed_syncs", "Syncs that failed", Kind::Counter, StoreCounter::FailedSyncs),
-            ("sluice_store_syncs", "Syncs done", Kind::Counter, StoreCounter::Syncs),
-            (
-                "sluice_store_stored_records",
-                "Messages and raw frames in completed writes",
-                Kind::Counter,
-                StoreCounter::Stored,
-            ),
-            ("sluice_store_written_bytes", "Bytes of completed writes", Kind::Counter, StoreCounter::WrittenBytes),
-            (
-                "sluice_store_failed_blocks",
-                "Blocks whose write failed for good",
-                Kind::Counter,
-                StoreCounter::FailedBlocks,
-            ),
-            ("sluice_store_retried_writes", "Writes tried again", Kind::Counter, StoreCounter::Retried),
-            ("sluice_store_sealed_segments", "Segments sealed", Kind::Counter, StoreCounter::Sealed),
-            ("sluice_store_free_blocks", "Free blocks of the pool", Kind::Gauge, StoreCounter::FreeBlocks),
-            (
-                "sluice_store_in_flight_records",
-                "Messages and raw frames in blocks under way",
-                Kind::Gauge,
-                StoreCounter::InFlight,
-            ),
-            (
-                "sluice_store_durable_records",
-                "Arrival index below which every record is durable or counted as lost",
-                Kind::Gauge,
-                StoreCounter::Durable,
-            ),
-            ("sluice_store_full", "Whether the file system is known to be full", Kind::Gauge, StoreCounter::Full),
-        ];
-        for (name, help, kind, counter) in named {
-            let labels = vec![("store", self.name.clone())];
-            out.push(Sample { name, help, kind, labels, value: self.counters.get(counter) as f64 });
+        let name = self.name.as_str();
+        for (counter, metric) in &COUNTERS {
+            out.push(metric.sample(&[name], self.counters.get(*counter) as f64));
         }
         for cause in LostCause::ALL {
-            out.push(Sample {
-                name: "sluice_store_lost_records",
-                help: "Messages and raw frames that could not be stored",
-                kind: Kind::Counter,
-                labels: vec![("store", self.name.clone()), ("reason", cause.label().to_string())],
-                value: self.counters.get(StoreCounter::Lost(cause)) as f64,
-            });
+            out.push(LOST.sample(&[name, cause.label()], self.counters.get(StoreCounter::Lost(cause)) as f64));
+        }
+        let room = |value: &AtomicU64| value.load(Ordering::Relaxed) as f64;
+        for (metric, value) in [
+            (&KEPT_BYTES, &self.room.kept_bytes),
+            (&KEPT_SEGMENTS, &self.room.kept_segments),
+            (&FREE_BYTES, &self.room.free_bytes),
+            (&TOTAL_BYTES, &self.room.total_bytes),
+            (&DELETED_BYTES, &self.room.deleted_bytes),
+        ] {
+            out.push(metric.sample(&[name], room(value)));
+        }
+        for (bound, count) in BOUNDS.iter().zip(&self.room.deleted_segments) {
+            out.push(DELETED_SEGMENTS.sample(&[name, bound], room(count)));
+        }
+        for book in self.feed_books() {
+            for (metric, value) in [
+                (&FEED_TAKEN, book.taken),
+                (&FEED_STORED, book.stored),
+                (&FEED_LOST, book.lost),
+                (&FEED_IN_FLIGHT, book.in_flight),
+            ] {
+                out.push(metric.sample(&[name, &book.feed], value as f64));
+            }
         }
     }
 
@@ -279,6 +357,8 @@ impl StoreView {
             .iter()
             .map(|&cause| (cause.label().to_string(), json!(get(StoreCounter::Lost(cause)))))
             .collect();
+        let room = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let deleted: u64 = self.room.deleted_segments.iter().map(room).sum();
         let names = self.names.lock().expect("nobody panics with it held");
         let streams: Vec<Value> = names
             .0
@@ -297,6 +377,10 @@ impl StoreView {
             "syncs": get(StoreCounter::Syncs), "failed_syncs": get(StoreCounter::FailedSyncs),
             "sealed_segments": get(StoreCounter::Sealed), "failed_seals": get(StoreCounter::FailedSeals),
             "free_blocks": get(StoreCounter::FreeBlocks), "full": get(StoreCounter::Full) == 1,
+            "full_times": get(StoreCounter::FullTimes), "failed_segments": get(StoreCounter::FailedSegments),
+            "kept_bytes": room(&self.room.kept_bytes), "kept_segments": room(&self.room.kept_segments),
+            "free_bytes": room(&self.room.free_bytes), "total_bytes": room(&self.room.total_bytes),
+            "deleted_bytes": room(&self.room.deleted_bytes), "deleted_segments": deleted,
             "durable_arrival": get(StoreCounter::Durable), "next_arrival": get(StoreCounter::Next),
             "streams": streams, "losses": losses, "losses_truncated": truncated, "told": told,
         })

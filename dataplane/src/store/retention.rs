@@ -20,6 +20,9 @@ pub const SEALED_SUFFIX: &str = ".tri";
 /// Suffix of a segment that is being written, or that a crash left.
 pub const PARTIAL_SUFFIX: &str = ".tri.partial";
 
+/// The labels of the bounds that delete segments.
+pub const BOUNDS: [&str; 3] = ["bytes", "age", "free"];
+
 /// Bounds of a store; each is optional.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Retention {
@@ -62,7 +65,7 @@ pub struct Removed {
     pub path: PathBuf,
     /// Bytes that it took on the disk.
     pub disk_bytes: u64,
-    /// `bytes`, `age` or `free`.
+    /// One of [`BOUNDS`].
     pub bound: &'static str,
 }
 
@@ -227,15 +230,15 @@ fn remove(directory: &Path, segment: &SegmentFile, bound: &'static str) -> Resul
 }
 
 fn over_bytes(retention: &Retention, total: u64) -> Option<&'static str> {
-    retention.bytes_max.is_some_and(|most| total > most).then_some("bytes")
+    retention.bytes_max.is_some_and(|most| total > most).then_some(BOUNDS[0])
 }
 
 fn over_age(retention: &Retention, segment: &SegmentFile, utc_ns: i64) -> Option<&'static str> {
-    retention.age_ns_max.is_some_and(|most| utc_ns.saturating_sub(segment.modified_ns) > most).then_some("age")
+    retention.age_ns_max.is_some_and(|most| utc_ns.saturating_sub(segment.modified_ns) > most).then_some(BOUNDS[1])
 }
 
 fn under_free(directory: &Path, retention: &Retention) -> Result<Option<&'static str>, StoreError> {
     let Some(least) = retention.free_bytes_min else { return Ok(None) };
     let space = file::space(directory).map_err(|source| StoreError::io("stat", directory, source))?;
-    Ok((space.available_bytes < least).then_some("free"))
+    Ok((space.available_bytes < least).then_some(BOUNDS[2]))
 }

@@ -37,6 +37,9 @@ const CLOCK_EVERY_NS: i64 = 1_000_000_000;
 const GIVE_UP_NS: i64 = 3_000_000_000;
 /// How often counters and loss ranges are published while records flow.
 const PUBLISH_EVERY_NS: i64 = 20_000_000;
+/// How long there must be room for a store to count as not full any more: a full disk that gets a little room again and
+/// again (a log that is rotated, another store's retention) is one event, not one in each try.
+const ROOM_AGAIN_NS: i64 = 1_000_000_000;
 
 /// A store's counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +70,10 @@ pub enum StoreCounter {
     FreeBlocks,
     /// 1 while the file system is known to be full.
     Full,
+    /// Times that it became full.
+    FullTimes,
+    /// Segments that could not be made: tries, not segments.
+    FailedSegments,
     /// The durable watermark (arrival index).
     Durable,
     /// Arrival index of the next record.
@@ -76,7 +83,7 @@ pub enum StoreCounter {
 }
 
 impl CounterIndex for StoreCounter {
-    const COUNT: usize = 15 + LostCause::ALL.len();
+    const COUNT: usize = 17 + LostCause::ALL.len();
 
     fn index(self) -> usize {
         match self {
@@ -95,7 +102,9 @@ impl CounterIndex for StoreCounter {
             StoreCounter::Full => 12,
             StoreCounter::Durable => 13,
             StoreCounter::Next => 14,
-            StoreCounter::Lost(cause) => 15 + cause as usize,
+            StoreCounter::FullTimes => 15,
+            StoreCounter::FailedSegments => 16,
+            StoreCounter::Lost(cause) => 17 + cause as usize,
         }
     }
 }
@@ -123,6 +132,47 @@ pub type StreamBooks = Arc<[StreamCell]>;
 /// The keys of the streams that have begun.
 #[derive(Debug, Default)]
 pub struct StreamNames(pub Vec<(StreamId, String)>);
+
+/// Segments that cannot be made, and whether the disk is full: each change is one line in the log, whatever is tried between.
+#[derive(Debug, Default)]
+struct Shortage {
+    /// Tries that failed, and when the row of them that is not over began.
+    failed: u64,
+    row: Option<(u64, i64)>,
+    /// The last failure, for the log.
+    error: String,
+    /// The disk is full, since then; how often it became so.
+    full_since: Option<i64>,
+    full_times: u64,
+    /// When it was last seen to be.
+    full_seen: i64,
+}
+
+impl Shortage {
+    fn failed(&mut self, error: String, now: i64) {
+        self.failed += 1;
+        self.error = error;
+        self.row.get_or_insert((self.failed - 1, now));
+    }
+
+    /// A segment was made: (tries that had failed, for how long).
+    fn made(&mut self, now: i64) -> Option<(u64, i64)> {
+        self.row.take().map(|(before, since)| (self.failed - before, now - since))
+    }
+
+    /// Looks at the disk's state; `Some` when the steady state changes: full, or room again after so many ns.
+    fn look(&mut self, short: bool, now: i64) -> Option<Result<(), i64>> {
+        if short {
+            self.full_seen = now;
+            self.full_times += u64::from(self.full_since.is_none());
+            let before = self.full_since.replace(self.full_since.unwrap_or(now));
+            return before.is_none().then_some(Ok(()));
+        }
+        let since = self.full_since.filter(|_| now - self.full_seen >= ROOM_AGAIN_NS)?;
+        self.full_since = None;
+        Some(Err(self.full_seen - since))
+    }
+}
 
 struct OpenSegment {
     number: u64,
@@ -152,7 +202,7 @@ pub struct StoreWorker {
     publish_at: i64,
     steps: clock::StepWatch,
     clock_at: i64,
-    tai_warned: bool,
+    shortage: Shortage,
     stopped: bool,
     closing: bool,
     give_up_at: i64,
@@ -196,7 +246,7 @@ impl StoreWorker {
             publish_at: 0,
             steps: clock::StepWatch::default(),
             clock_at: 0,
-            tai_warned: false,
+            shortage: Shortage::default(),
             stopped: false,
             closing: false,
             give_up_at: i64::MAX,
@@ -344,12 +394,25 @@ impl StoreWorker {
         match report {
             FilesReport::Ready { grant, file, direct, preallocated, path } => {
                 tracing::info!(store = self.parts.settings.name, segment = %path.display(), direct, preallocated, "segment");
+                if let Some((tries, ns)) = self.shortage.made(now) {
+                    let seconds = ns / 1_000_000_000;
+                    tracing::info!(store = self.parts.settings.name, tries, seconds, "segments can be made again");
+                }
                 self.segments.push(OpenSegment { number: grant.info.number, file });
                 self.writer.segment_ready(grant, now);
             }
             FilesReport::Failed { fault, error } => {
-                tracing::error!(store = self.parts.settings.name, error, "no segment");
+                let first = self.shortage.row.is_none();
+                if first && fault != Fault::NoSpace {
+                    tracing::error!(
+                        store = self.parts.settings.name,
+                        error,
+                        "no segment: it is tried again 5 times a second"
+                    );
+                }
+                self.shortage.failed(error, now);
                 self.writer.segment_failed(fault);
+                self.look_at_space(now);
             }
             FilesReport::Sealed { segment, result, told } => {
                 tracing::info!(store = self.parts.settings.name, segment = told, ok = result.is_ok(), "sealed");
@@ -375,6 +438,28 @@ impl StoreWorker {
                 ));
             }
             FilesReport::Trouble(what) => self.tell(what),
+        }
+    }
+
+    /// One line when the disk is full, one when it is not any more.
+    fn look_at_space(&mut self, now: i64) {
+        let store = &self.parts.settings.name;
+        let lost = self.writer.losses().count(LostCause::NoSpace).data_records;
+        match self.shortage.look(self.writer.is_short_of_space(), now) {
+            Some(Ok(())) => {
+                let error = &self.shortage.error;
+                tracing::error!(
+                    store,
+                    error,
+                    lost,
+                    "no segment: the file system is full, and is tried 5 times a second"
+                );
+            }
+            Some(Err(ns)) => {
+                let (seconds, tries) = (ns / 1_000_000_000, self.shortage.failed);
+                tracing::warn!(store, seconds, tries, lost, "the file system has room again");
+            }
+            None => {}
         }
     }
 
@@ -419,7 +504,8 @@ impl StoreWorker {
     }
 
     /// Makes counters, books and loss ranges visible.
-    fn publish(&mut self) {
+    fn publish(&mut self, now: i64) {
+        self.look_at_space(now);
         let counts = self.writer.counters();
         let counters = &mut self.counters;
         counters.set(StoreCounter::Appended, counts.appended_data);
@@ -434,7 +520,9 @@ impl StoreWorker {
         counters.set(StoreCounter::Sealed, counts.sealed_segments);
         counters.set(StoreCounter::FailedSeals, counts.failed_seals);
         counters.set(StoreCounter::FreeBlocks, self.writer.free_blocks() as u64);
-        counters.set(StoreCounter::Full, u64::from(self.writer.is_full()));
+        counters.set(StoreCounter::Full, u64::from(self.shortage.full_since.is_some()));
+        counters.set(StoreCounter::FullTimes, self.shortage.full_times);
+        counters.set(StoreCounter::FailedSegments, self.shortage.failed);
         counters.set(StoreCounter::Durable, self.writer.durable_arrival());
         counters.set(StoreCounter::Next, self.writer.arrival_next());
         for cause in LostCause::ALL {
@@ -489,12 +577,6 @@ impl StoreWorker {
         }
         self.clock_at = now + CLOCK_EVERY_NS;
         let tai_offset_s = clock::tai_offset_seconds();
-        if tai_offset_s == 0 && !self.tai_warned && self.parts.stamp_source == StampSource::Software {
-            self.tai_warned = true;
-            tracing::warn!(
-                "the kernel's TAI - UTC offset is 0, which means unset: stamps are right only while CLOCK_TAI equals UTC; let chrony (leapsectz) or ptp4l/phc2sys set it"
-            );
-        }
         let state = ClockState {
             stamp_source: self.parts.stamp_source,
             epoch: self.steps.look(),
@@ -513,7 +595,7 @@ impl StoreWorker {
             self.writer.give_up(now);
         }
         if self.closing && !self.closed && self.writer.is_closed() {
-            self.publish();
+            self.publish(now);
             // The last words must arrive: with the reader at the desk, the next turn tries again.
             self.closed = self.publish_words();
         }
@@ -565,7 +647,7 @@ impl Worker for StoreWorker {
         }
         if turn.now >= self.publish_at {
             self.publish_at = turn.now + PUBLISH_EVERY_NS;
-            self.publish();
+            self.publish(turn.now);
         }
         work
     }
@@ -606,5 +688,29 @@ impl Worker for StoreWorker {
                 FilesReport::Ready { .. } | FilesReport::Failed { .. } | FilesReport::Sealed { .. } => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_one_event_however_often_it_is_tried() {
+        let mut shortage = Shortage::default();
+        let (second, mut told) = (1_000_000_000, Vec::new());
+        // Full from 10 s to 20 s but for a moment in each second, tried 5 times a second; then room.
+        for fifth in 0..150_i64 {
+            let now = fifth * second / 5;
+            let short = (50..100).contains(&fifth) && fifth % 5 != 4;
+            if short {
+                shortage.failed("no space".into(), now);
+            }
+            told.extend(shortage.look(short, now).map(|event| (now / second, event)));
+        }
+        assert_eq!(told, [(10, Ok(())), (20, Err(9_600_000_000))]);
+        assert_eq!((shortage.full_times, shortage.failed), (1, 40));
+        assert_eq!(shortage.made(31 * second), Some((40, 21 * second)), "from the first failed try on");
+        assert_eq!(shortage.made(31 * second), None);
     }
 }
