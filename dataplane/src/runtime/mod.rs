@@ -6,4 +6,5 @@
 pub mod control;
 pub mod launch;
 pub mod link;
+pub mod vitals;
 pub mod worker;

@@ -25,6 +25,8 @@ mod netlink;
 pub mod netns;
 #[cfg(feature = "capture")]
 pub mod nic;
+#[cfg(feature = "runtime")]
+pub mod own;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
 #[cfg(feature = "ledger-client")]
