@@ -158,6 +158,8 @@ pub struct ArbiterWorker {
     desk: Arc<ReportDesk>,
     report_at: i64,
     sides_at: i64,
+    /// Capture stamps of the first and the last segment with messages; 0: none came yet.
+    stamps_ns: (i64, i64),
     stopped: bool,
     /// Every side's input has ended and the machine has given out all that it held.
     ended: bool,
@@ -253,6 +255,7 @@ impl ArbiterWorker {
             desk: parts.desk,
             report_at: 0,
             sides_at: 0,
+            stamps_ns: (0, 0),
             stopped: false,
             ended: false,
             finished: false,
@@ -297,6 +300,8 @@ impl ArbiterWorker {
         self.outlet.counters.add(ArbiterCounter::Segments, 1);
         if segment.kind == SegmentKind::Data {
             self.outlet.counters.add(ArbiterCounter::Messages, u64::from(segment.count));
+            self.stamps_ns =
+                (if self.stamps_ns.0 == 0 { token.capture_ns } else { self.stamps_ns.0 }, token.capture_ns);
         }
         self.outlet.block_offset = payload_offset + header_bytes(self.protocol);
         let arrival = Arrival { side, capture_ns: token.capture_ns, segment };
@@ -339,8 +344,14 @@ impl ArbiterWorker {
             return;
         }
         self.outlet.close_loss();
+        self.show_stamps();
         self.desk.put_last(self.arbiter.report());
         self.finished = true;
+    }
+
+    fn show_stamps(&mut self) {
+        self.outlet.counters.set(ArbiterCounter::FirstStamp, self.stamps_ns.0 as u64);
+        self.outlet.counters.set(ArbiterCounter::LastStamp, self.stamps_ns.1 as u64);
     }
 
     fn report_if_wanted(&mut self, now: i64) {
@@ -778,6 +789,7 @@ impl Worker for ArbiterWorker {
             self.sides_at = turn.now + SIDES_EVERY_NS;
             let live = (0..self.arbiter.settings().sides).filter(|&side| self.arbiter.side_live(Side(side as u8)));
             self.outlet.counters.set(ArbiterCounter::SidesLive, live.map(|side| 1 << side).sum());
+            self.show_stamps();
         }
         self.report_if_wanted(turn.now);
         work

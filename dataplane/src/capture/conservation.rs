@@ -2,6 +2,25 @@
 
 use serde::Serialize;
 
+/// Frames between the XDP program and a queue's worker.
+pub const REDIRECTED: &str = "redirected = received + rx_dropped + rx_ring_full";
+/// Frames that a queue's worker took.
+pub const RECEIVED: &str = "received = data segments + heartbeats + raw-only + link_full";
+/// Messages between the queues and an arbiter.
+pub const PASSED_ON: &str = "messages passed on by the queues = messages taken by the arbiter";
+/// Messages between an arbiter and its streams.
+pub const TAKEN: &str = "messages taken by the arbiter = Σ over streams";
+/// Every message that came, of a stream.
+pub const COUNTS: &str = "Σ counts = unique + duplicate + late_fill + late + rejected + held + pending";
+/// Every sequence number, of a stream.
+pub const FRONTIER: &str = "frontier − base = unique + late_fill + gap + held + missing";
+/// Messages between an arbiter and its ring.
+pub const PUBLISHED: &str = "unique = published + publish_refused";
+/// Messages between an arbiter and its store.
+pub const HANDED: &str = "handed to the store = taken by the store";
+/// Messages between an arbiter and the disk.
+pub const STORED: &str = "unique + late_fill = stored + store_lost + in_flight";
+
 /// One identity: `left` must equal the sum of `right`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Identity {

@@ -152,10 +152,14 @@ pub enum ArbiterCounter {
     PublishedMarks,
     /// Messages that the ring could not take.
     PublishRefused,
+    /// Capture stamp of the first segment with messages, UTC ns; 0: none came yet.
+    FirstStamp,
+    /// That of the last one.
+    LastStamp,
 }
 
 impl CounterIndex for ArbiterCounter {
-    const COUNT: usize = 14;
+    const COUNT: usize = 16;
 
     fn index(self) -> usize {
         self as usize

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use super::arbiter_worker::Loss;
-use super::conservation::{Identity, residue};
+use super::conservation::{self, Identity, residue};
+use super::metrics;
 use super::plan::{FeedView, QueueView, SideView};
+use super::quality::{self, FeedBooks};
 use super::stats::{ArbiterCounter, QueueCounter, RawReason, SideCounter};
-use crate::feed::arbiter::{ArbiterReport, StreamReport};
-use crate::sync::metrics::{Kind, Sample, Source};
+use crate::feed::arbiter::ArbiterReport;
+use crate::sync::metrics::{Sample, Source};
 
 /// Loss ranges kept for `/status`, the oldest ones: 3 MiB. What came later is only in the counters, and `/status` says how
 /// much that is.
@@ -120,6 +122,24 @@ impl CaptureStatus {
         self.conservation_of(&self.reports())
     }
 
+    /// The feeds' cumulative books for the data-quality report, with fresh reports, and the packets that came without a stamp.
+    pub fn quality(&self) -> (Vec<FeedBooks>, u64) {
+        let stores = (self.books)();
+        let feed = |(feed, (_, report)): (&FeedView, &(String, Option<Arc<ArbiterReport>>))| {
+            let store = stores.iter().find(|book| book.feed == feed.name);
+            quality::feed_books(feed, &self.sides, report.as_deref(), store)
+        };
+        let feeds = self.feeds.iter().zip(&self.reports()).map(feed).collect();
+        (feeds, self.queues.iter().map(|queue| queue.counters.get(QueueCounter::Unstamped)).sum())
+    }
+
+    /// Capture stamps of each feed's first and last message, UTC ns; 0: none came.
+    pub fn stamps_ns(&self) -> Vec<(i64, i64)> {
+        let get = |feed: &FeedView, counter| feed.counters.get(counter) as i64;
+        let stamps = |feed| (get(feed, ArbiterCounter::FirstStamp), get(feed, ArbiterCounter::LastStamp));
+        self.feeds.iter().map(stamps).collect()
+    }
+
     fn conservation_of(&self, reports: &[(String, Option<Arc<ArbiterReport>>)]) -> Vec<Identity> {
         let mut table = Vec::new();
         let xdp = (self.xdp)();
@@ -141,7 +161,7 @@ impl CaptureStatus {
         if let Some(redirected) = program.and_then(|x| x.counts.iter().find(|(name, _)| *name == "redirected")) {
             table.push(Identity::new(
                 of.clone(),
-                "redirected = received + rx_dropped + rx_ring_full",
+                conservation::REDIRECTED,
                 ("redirected", redirected.1),
                 vec![
                     ("received", get(QueueCounter::Received)),
@@ -152,7 +172,7 @@ impl CaptureStatus {
         }
         table.push(Identity::new(
             of,
-            "received = data segments + heartbeats + raw-only + link_full",
+            conservation::RECEIVED,
             ("received", get(QueueCounter::Received)),
             vec![
                 ("data_segments", get(QueueCounter::DataSegments)),
@@ -175,7 +195,7 @@ impl CaptureStatus {
         let sent: u64 = sides.map(|side| side.counters.get(SideCounter::Messages)).sum();
         table.push(Identity::new(
             of.clone(),
-            "messages passed on by the queues = messages taken by the arbiter",
+            conservation::PASSED_ON,
             ("passed_on", sent),
             vec![("taken", feed.counters.get(ArbiterCounter::Messages))],
         ));
@@ -190,7 +210,7 @@ impl CaptureStatus {
             let unique: u64 = report.streams.iter().map(|s| s.counts.unique).sum();
             table.push(Identity::new(
                 of.clone(),
-                "unique = published + publish_refused",
+                conservation::PUBLISHED,
                 ("unique", unique),
                 vec![
                     ("published", feed.counters.get(ArbiterCounter::Published)),
@@ -202,13 +222,13 @@ impl CaptureStatus {
         let not_stored = feed.counters.get(ArbiterCounter::NotStored);
         table.push(Identity::new(
             of.clone(),
-            "handed to the store = taken by the store",
+            conservation::HANDED,
             ("handed", feed.counters.get(ArbiterCounter::Handed)),
             vec![("taken", taken)],
         ));
         table.push(Identity::new(
             of,
-            "unique + late_fill = stored + store_lost + in_flight",
+            conservation::STORED,
             ("emitted", emitted),
             vec![
                 ("stored", stored),
@@ -237,7 +257,7 @@ fn stream_identities(of: &str, feed: &FeedView, report: &ArbiterReport, table: &
     let offered: u64 = report.streams.iter().map(|s| s.counts.offered).sum::<u64>() + report.unattributed.offered;
     table.push(Identity::new(
         of.to_string(),
-        "messages taken by the arbiter = Σ over streams",
+        conservation::TAKEN,
         ("taken", feed.counters.get(ArbiterCounter::Messages)),
         vec![("streams", offered)],
     ));
@@ -245,7 +265,7 @@ fn stream_identities(of: &str, feed: &FeedView, report: &ArbiterReport, table: &
         let counts = &stream.counts;
         table.push(Identity::new(
             stream.stream.clone(),
-            "Σ counts = unique + duplicate + late_fill + late + rejected + held + pending",
+            conservation::COUNTS,
             ("offered", counts.offered),
             vec![
                 ("unique", counts.unique),
@@ -259,7 +279,7 @@ fn stream_identities(of: &str, feed: &FeedView, report: &ArbiterReport, table: &
         ));
         table.push(Identity::new(
             stream.stream.clone(),
-            "frontier − base = unique + late_fill + gap + held + missing",
+            conservation::FRONTIER,
             ("frontier − base", counts.frontier - counts.base),
             vec![
                 ("unique", counts.unique),
@@ -275,72 +295,29 @@ fn stream_identities(of: &str, feed: &FeedView, report: &ArbiterReport, table: &
 impl Source for CaptureStatus {
     fn samples(&self, out: &mut Vec<Sample>) {
         for queue in &self.queues {
-            queue_samples(queue, out);
+            metrics::queue(queue, out);
         }
-        for program in (self.xdp)() {
-            for (reason, count) in &program.counts {
-                out.push(Sample {
-                    name: "sluice_capture_xdp_frames",
-                    help: "Frames that the XDP program saw, by what it did with them",
-                    kind: Kind::Counter,
-                    labels: vec![
-                        ("interface", program.interface.clone()),
-                        ("queue", program.queue.to_string()),
-                        ("reason", (*reason).to_string()),
-                    ],
-                    value: *count as f64,
-                });
-            }
-        }
+        (self.xdp)().iter().for_each(|program| metrics::program(program, out));
         for mode in &self.modes {
-            out.push(Sample {
-                name: "sluice_capture_zero_copy",
-                help: "Whether every socket of the interface runs in zero-copy mode",
-                kind: Kind::Gauge,
-                labels: vec![("interface", mode.interface.clone()), ("xdp", mode.xdp.clone())],
-                value: f64::from(u8::from(mode.zero_copy)),
-            });
+            let zero_copy = f64::from(u8::from(mode.zero_copy));
+            out.push(metrics::ZERO_COPY.sample(&[&mode.interface, &mode.xdp], zero_copy));
         }
         let reports = self.reports();
         for (feed, report) in &reports {
             let Some(report) = report else { continue };
-            for stream in &report.streams {
-                stream_samples(feed, stream, out);
-            }
-            unattributed_samples(feed, report, out);
+            report.streams.iter().for_each(|stream| metrics::stream(feed, stream, out));
+            metrics::unattributed(feed, report, out);
         }
         for feed in &self.feeds {
-            feed_samples(feed, out);
+            metrics::feed(feed, out);
         }
         for (feed, side, live) in self.sides_live() {
-            out.push(Sample {
-                name: "sluice_capture_side_live",
-                help: "Whether the side counts as live in any session",
-                kind: Kind::Gauge,
-                labels: vec![("feed", feed.to_string()), ("side", side.to_string())],
-                value: f64::from(u8::from(live)),
-            });
+            out.push(metrics::SIDE_LIVE.sample(&[feed, side], f64::from(u8::from(live))));
         }
         for side in &self.sides {
-            out.push(Sample {
-                name: "sluice_capture_side_link_full_messages",
-                help: "Messages dropped at a queue because the link to the arbiter was full",
-                kind: Kind::Counter,
-                labels: vec![
-                    ("feed", side.feed.clone()),
-                    ("side", side.side.to_string()),
-                    ("queue", format!("{}:{}", self.queues[side.queue].source, self.queues[side.queue].queue)),
-                ],
-                value: side.counters.get(SideCounter::LinkFullMessages) as f64,
-            });
+            metrics::side(side, &self.queues[side.queue], out);
         }
-        out.push(Sample {
-            name: "sluice_capture_conservation_residue",
-            help: "Sum of the residues of the conservation table; in flight while running, 0 when drained",
-            kind: Kind::Gauge,
-            labels: Vec::new(),
-            value: residue(&self.conservation_of(&reports)) as f64,
-        });
+        out.push(metrics::RESIDUE.sample(&[], residue(&self.conservation_of(&reports)) as f64));
     }
 
     fn status(&self) -> (&'static str, Value) {
@@ -454,157 +431,4 @@ fn feed_json(feed: &FeedView, report: Option<&ArbiterReport>) -> Value {
         "copy_frames": feed.copy_frames, "copy_frames_home": get(ArbiterCounter::CopyFramesHome),
         "lost_marks": get(ArbiterCounter::LostMarks), "report": report,
     })
-}
-
-fn queue_samples(queue: &QueueView, out: &mut Vec<Sample>) {
-    let labels = || vec![("source", queue.source.clone()), ("queue", queue.queue.to_string())];
-    let named: [(&'static str, &'static str, QueueCounter); 10] = [
-        ("sluice_capture_frames", "Packets taken from the source", QueueCounter::Received),
-        ("sluice_capture_frame_bytes", "Bytes of the packets taken", QueueCounter::Bytes),
-        ("sluice_capture_data_segments", "Segments with messages passed on", QueueCounter::DataSegments),
-        ("sluice_capture_heartbeats", "Heartbeats passed on", QueueCounter::Heartbeats),
-        ("sluice_capture_link_full_frames", "Packets dropped because a link was full", QueueCounter::LinkFull),
-        ("sluice_capture_unstamped_frames", "Packets without a stamp in their metadata", QueueCounter::Unstamped),
-        ("sluice_capture_rx_dropped_frames", "Packets that the socket dropped", QueueCounter::RxDropped),
-        ("sluice_capture_rx_ring_full_frames", "Packets that found the receive ring full", QueueCounter::RxRingFull),
-        ("sluice_capture_fill_ring_empty", "Times the fill ring was empty", QueueCounter::FillRingEmpty),
-        (
-            "sluice_capture_raw_link_full_frames",
-            "Raw-only packets whose bytes were wanted, dropped because a link was full",
-            QueueCounter::RawLinkFull,
-        ),
-    ];
-    for (name, help, counter) in named {
-        out.push(Sample {
-            name,
-            help,
-            kind: Kind::Counter,
-            labels: labels(),
-            value: queue.counters.get(counter) as f64,
-        });
-    }
-    out.push(Sample {
-        name: "sluice_capture_home_frames",
-        help: "Frames in no other worker's hands",
-        kind: Kind::Gauge,
-        labels: labels(),
-        value: queue.counters.get(QueueCounter::FramesHome) as f64,
-    });
-    for reason in RawReason::all() {
-        let mut labels = labels();
-        labels.push(("reason", reason.label().to_string()));
-        out.push(Sample {
-            name: "sluice_capture_raw_only_frames",
-            help: "Packets that are no segment of a feed",
-            kind: Kind::Counter,
-            labels,
-            value: queue.counters.get(QueueCounter::RawOnly(reason)) as f64,
-        });
-    }
-}
-
-/// What an arbiter could not hand on, by reason.
-fn feed_samples(feed: &FeedView, out: &mut Vec<Sample>) {
-    let lost: [(&'static str, ArbiterCounter); 2] =
-        [("link_full", ArbiterCounter::LostLinkFull), ("copy_pool", ArbiterCounter::LostCopyPool)];
-    for (reason, counter) in lost {
-        out.push(Sample {
-            name: "sluice_capture_not_handed_messages",
-            help: "Messages that could not be handed to the store",
-            kind: Kind::Counter,
-            labels: vec![("feed", feed.name.clone()), ("reason", reason.to_string())],
-            value: feed.counters.get(counter) as f64,
-        });
-    }
-    let named: [(&'static str, &'static str, ArbiterCounter); 8] = [
-        ("sluice_capture_published_messages", "Messages published in the feed's ring", ArbiterCounter::Published),
-        (
-            "sluice_capture_published_mark_records",
-            "Gaps, beginnings and ends of streams, and side states published in the feed's ring",
-            ArbiterCounter::PublishedMarks,
-        ),
-        (
-            "sluice_capture_publish_refused_messages",
-            "Messages that the feed's ring could not take",
-            ArbiterCounter::PublishRefused,
-        ),
-        ("sluice_capture_arbiter_messages", "Messages taken by the arbiter", ArbiterCounter::Messages),
-        ("sluice_capture_handed_messages", "Messages handed to the store", ArbiterCounter::Handed),
-        ("sluice_capture_not_stored_messages", "Messages that no store is configured for", ArbiterCounter::NotStored),
-        ("sluice_capture_lost_raw_frames", "Raw frames that could not be handed to the store", ArbiterCounter::LostRaw),
-        (
-            "sluice_capture_lost_mark_records",
-            "Gap records that could not be handed to the store",
-            ArbiterCounter::LostMarks,
-        ),
-    ];
-    for (name, help, counter) in named {
-        let labels = vec![("feed", feed.name.clone())];
-        out.push(Sample { name, help, kind: Kind::Counter, labels, value: feed.counters.get(counter) as f64 });
-    }
-}
-
-/// Messages that belong to no stream: beyond the limits, or with numbers that cannot be.
-fn unattributed_samples(feed: &str, report: &ArbiterReport, out: &mut Vec<Sample>) {
-    let reasons = [("limit", report.unattributed.rejected_limit), ("overflow", report.unattributed.rejected_overflow)];
-    for (reason, count) in reasons {
-        out.push(Sample {
-            name: "sluice_capture_unattributed_messages",
-            help: "Messages rejected before any stream: \"limit\" means that streams_max or runs_max is used up",
-            kind: Kind::Counter,
-            labels: vec![("feed", feed.to_string()), ("reason", reason.to_string())],
-            value: count as f64,
-        });
-    }
-}
-
-fn stream_samples(feed: &str, stream: &StreamReport, out: &mut Vec<Sample>) {
-    let counts = &stream.counts;
-    let labels = || vec![("feed", feed.to_string()), ("stream", stream.stream.clone())];
-    let named: [(&'static str, &'static str, u64); 7] = [
-        ("sluice_capture_unique_messages", "Messages emitted in order", counts.unique),
-        ("sluice_capture_duplicate_messages", "Messages that had come already", counts.duplicate),
-        ("sluice_capture_late_fill_messages", "Messages that came after their gap was declared", counts.late_fill),
-        ("sluice_capture_late_messages", "Other messages below the next one", counts.late),
-        (
-            "sluice_capture_rejected_messages",
-            "Messages rejected",
-            counts.rejected_wild + counts.rejected_overflow + counts.rejected_limit,
-        ),
-        ("sluice_capture_offered_messages", "Messages of all sides", counts.offered),
-        ("sluice_capture_frontier_messages", "Highest accepted end minus base", counts.frontier - counts.base),
-    ];
-    for (name, help, value) in named {
-        out.push(Sample { name, help, kind: Kind::Counter, labels: labels(), value: value as f64 });
-    }
-    let gauges: [(&'static str, &'static str, u64); 3] = [
-        ("sluice_capture_held_messages", "Messages in the reorder window", counts.held),
-        ("sluice_capture_pending_messages", "Messages in pending suspects", counts.pending),
-        ("sluice_capture_missing_messages", "Messages neither held nor declared lost yet", stream.missing),
-    ];
-    for (name, help, value) in gauges {
-        out.push(Sample { name, help, kind: Kind::Gauge, labels: labels(), value: value as f64 });
-    }
-    out.push(Sample {
-        name: "sluice_capture_gap_messages",
-        help: "Messages lost on every side, net of late fills",
-        kind: Kind::Gauge,
-        labels: labels(),
-        value: counts.gap as f64,
-    });
-    for side in &stream.sides {
-        let labels = || {
-            let mut labels = labels();
-            labels.push(("side", side.side.to_string()));
-            labels
-        };
-        let named: [(&'static str, &'static str, u64); 3] = [
-            ("sluice_capture_side_lost_messages", "Messages that the side never delivered", side.lost),
-            ("sluice_capture_side_recovered_messages", "Of those, supplied by another side", side.recovered),
-            ("sluice_capture_side_wins_messages", "Messages of which this side's copy was first", side.wins),
-        ];
-        for (name, help, value) in named {
-            out.push(Sample { name, help, kind: Kind::Gauge, labels: labels(), value: value as f64 });
-        }
-    }
 }
