@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::quality::Reporter;
 use super::reload::Reloader;
-use super::{Failure, privileges};
+use super::{Failure, log, privileges};
+use crate::capture::links::Links;
 use crate::capture::plan::{CapturePlan, PlannedQueue, QueueCounts, plan};
 use crate::capture::queue_worker::FrameQueue;
 use crate::capture::source::af_xdp::{AfXdpQueue, QueueFacts};
@@ -20,6 +22,7 @@ use crate::ring::stats::RingStatus;
 use crate::runtime::control::ControlServer;
 use crate::runtime::launch::{CorePlan, Launched, Pulse, launch};
 use crate::runtime::link::Doorbell;
+use crate::runtime::vitals::{LogReader, Vitals};
 use crate::runtime::worker::Worker;
 use crate::store::StampSource;
 use crate::store::plan::{StoreParts, StoreView, store_books, store_worker};
@@ -91,6 +94,9 @@ pub struct Appliance {
     sources: Sources,
     control: ControlServer,
     held: Held,
+    vitals: Arc<Vitals>,
+    links: Arc<Links>,
+    reporter: Option<Reporter>,
     drain: Duration,
     stall: Duration,
 }
@@ -147,6 +153,14 @@ impl Appliance {
             }
         };
         let (capture, mut sources) = status(planned, &interfaces, modes, &stores, rings.status);
+        let seen = match watch(config, launched.pulses(), &interfaces, &capture, &mut sources) {
+            Ok(seen) => seen,
+            Err(failure) => {
+                detach(&interfaces);
+                launched.cancel();
+                return Err(failure);
+            }
+        };
         let (ledger, reload) = ledger.unzip();
         if let Some(ledger) = &ledger {
             sources.add(ledger.clone());
@@ -172,6 +186,9 @@ impl Appliance {
             sources,
             control,
             held,
+            vitals: seen.vitals,
+            links: seen.links,
+            reporter: seen.reporter,
             drain: drain(config),
             stall: config.control.stall.0,
         })
@@ -187,6 +204,7 @@ impl Appliance {
         let end = bound.map(|bound| clock::monotonic_ns() + bound.as_nanos() as i64);
         let mut watchdog = Watchdog::new(self.stall, clock::monotonic_ns());
         let mut links = LinkWatcher::open().ok();
+        self.refresh_links();
         let mut sides: Vec<bool> = Vec::new();
         let mut nics_at = 0;
         loop {
@@ -206,6 +224,7 @@ impl Appliance {
                 let core = &pulses[core].name;
                 return Ending::Fault(format!("core \"{core}\" made no round for {:?}", self.stall));
             }
+            self.vitals.look(watchdog.ages(), clock::monotonic_ns());
             if end.is_some_and(|end| clock::monotonic_ns() >= end) {
                 return Ending::Time;
             }
@@ -258,21 +277,42 @@ impl Appliance {
             let gone = match event {
                 LinkEvent::State { interface, up, carrier } => {
                     if let Some(host) = self.interfaces.iter().find(|host| host.interface.index == interface) {
-                        tracing::info!(interface = host.config.name, up, carrier, "link");
+                        self.link(host, up, carrier);
                     }
                     None
                 }
                 LinkEvent::Removed { interface } => {
                     self.interfaces.iter().find(|host| host.interface.index == interface)
                 }
-                // Changes were lost: what matters is whether every interface is still there.
-                LinkEvent::Overrun => self.interfaces.iter().find(|host| host.interface.refresh().is_err()),
+                // Changes were lost: every link is read again.
+                LinkEvent::Overrun => self.refresh_links(),
             };
             if let Some(host) = gone {
                 return Some(format!("interface \"{}\" is gone", host.config.name));
             }
         }
         None
+    }
+
+    /// Notes a link's state; each change is a line.
+    fn link(&self, host: &HostInterface, up: bool, carrier: bool) {
+        if self.links.set(&host.config.name, up && carrier) {
+            match up && carrier {
+                true => tracing::info!(interface = host.config.name, "link is up"),
+                false => tracing::warn!(interface = host.config.name, up, carrier, "link is down: nothing is captured"),
+            }
+        }
+    }
+
+    /// Reads every link again; the first interface that is gone.
+    fn refresh_links(&self) -> Option<&HostInterface> {
+        self.interfaces.iter().find(|host| match host.interface.refresh() {
+            Ok(now) => {
+                self.link(host, now.up, now.carrier);
+                false
+            }
+            Err(_) => true,
+        })
     }
 
     /// Detaches, drains stage by stage, and returns the last status.
@@ -282,6 +322,9 @@ impl Appliance {
         detach(&self.interfaces);
         let drained = self.launched.stop(self.drain);
         let status = Value::Object(self.sources.status());
+        if let Some(reporter) = self.reporter {
+            reporter.finish();
+        }
         drop(self.held);
         drop(self.control);
         drop(self.stores);
@@ -312,6 +355,11 @@ impl Watchdog {
         Watchdog { stall_ns: stall.as_nanos() as i64, looked_ns: now_ns, awake_ns: 0, seen: Vec::new() }
     }
 
+    /// Each core's rounds, and for how long it has made none, ns.
+    fn ages(&self) -> impl Iterator<Item = (u64, i64)> {
+        self.seen.iter().map(|(rounds, since_ns)| (*rounds, self.awake_ns - since_ns))
+    }
+
     /// The first core that has made no round for the bound.
     fn stalled(&mut self, rounds: impl ExactSizeIterator<Item = u64>, now_ns: i64) -> Option<usize> {
         self.awake_ns += (now_ns - self.looked_ns).min(AWAKE_NS_MAX);
@@ -326,6 +374,41 @@ impl Watchdog {
         }
         None
     }
+}
+
+/// What watches the process itself.
+struct Seen {
+    vitals: Arc<Vitals>,
+    links: Arc<Links>,
+    reporter: Option<Reporter>,
+}
+
+/// The sources of every process: its vitals, the captured links, and the report where there are feeds.
+fn watch(
+    config: &Config,
+    pulses: &[Pulse],
+    interfaces: &[HostInterface],
+    capture: &Arc<CaptureStatus>,
+    sources: &mut Sources,
+) -> Result<Seen, Failure> {
+    let cores = pulses.iter().map(|pulse| pulse.name.clone());
+    let lines: LogReader = || {
+        let counts = log::counts();
+        [counts.written, counts.dropped, counts.limited]
+    };
+    let vitals = Arc::new(Vitals::new(cores, !interfaces.is_empty(), lines));
+    sources.add(vitals.clone());
+    let link = |host: &HostInterface| (host.config.name.clone(), host.interface.up && host.interface.carrier);
+    let links = Arc::new(Links::new(interfaces.iter().map(link)));
+    if !interfaces.is_empty() {
+        sources.add(links.clone());
+    }
+    let reporter = (!config.feeds.is_empty()).then(|| Reporter::start(config, capture.clone(), vitals.clone()));
+    let reporter = reporter.transpose()?;
+    if let Some(reporter) = &reporter {
+        sources.add(reporter.source());
+    }
+    Ok(Seen { vitals, links, reporter })
 }
 
 /// The CPUs of no core: where the control threads, the files' threads and the kernel's io workers run.
@@ -639,7 +722,7 @@ fn status(
     let mut sources = Sources::default();
     sources.add(capture.clone());
     sources.add(Arc::new(Stores(stores.to_vec())));
-    if !rings.serves.is_empty() || !rings.mirrors.is_empty() {
+    if !rings.is_empty() {
         sources.add(Arc::new(rings));
     }
     (capture, sources)

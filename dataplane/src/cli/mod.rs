@@ -16,10 +16,13 @@ pub mod findings;
 pub mod ledger;
 pub mod log;
 pub mod pages;
+pub mod metrics;
 pub mod panics;
 pub mod privileges;
+pub mod quality;
 pub mod reference;
 pub mod reload;
+pub mod report;
 pub mod ring;
 pub mod run;
 pub mod stat;
@@ -89,6 +92,8 @@ pub enum Command {
     Doctor(doctor::Args),
     /// Show the live counters of a running appliance.
     Stat(stat::Args),
+    /// Print the data-quality report of a day, per feed.
+    Report(report::Args),
     /// Look at, cut, generate and play feeds.
     #[command(subcommand)]
     Feed(feed::Command),
@@ -119,6 +124,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Report(args) => report::run(args),
         Command::Feed(command) => feed::run(command),
         Command::Ring(command) => ring::run(command),
         Command::Store(command) => store::run(command),

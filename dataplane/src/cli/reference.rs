@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Command, CommandFactory};
 
-use super::{Cli, Exit, Failure, Outcome, pages};
+use super::{Cli, Exit, Failure, Outcome, metrics, pages};
 
 /// Arguments of `sluice __reference`.
 #[derive(clap::Args, Debug)]
@@ -32,6 +32,7 @@ type Page = (&'static str, fn() -> String);
 const PAGES: &[Page] = &[
     ("cli", cli_markdown),
     ("config", super::config_page::markdown),
+    ("metrics", metrics::markdown),
     ("sluice.schema.json", || super::check::schema_text() + "\n"),
 ];
 

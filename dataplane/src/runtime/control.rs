@@ -1,4 +1,4 @@
-//! The control server: `/healthz`, `/metrics` (Prometheus), `/status` (JSON), on a thread that is not pinned.
+//! The control server: `/healthz`, `/metrics` (Prometheus), `/status` and `/report` (JSON), on a thread that is not pinned.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -130,7 +130,11 @@ fn answer(method: &str, path: &str, sources: &Sources) -> (&'static str, &'stati
             body.push('\n');
             ("200 OK", "application/json", body)
         }
-        _ => ("404 Not Found", TEXT, "there are /healthz, /metrics and /status\n".into()),
+        "/report" => match sources.report() {
+            Some(report) => ("200 OK", "application/json", format!("{report}\n")),
+            None => ("404 Not Found", TEXT, "there is no feed to report on\n".into()),
+        },
+        _ => ("404 Not Found", TEXT, "there are /healthz, /metrics, /status and /report\n".into()),
     }
 }
 
