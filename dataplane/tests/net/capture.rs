@@ -529,8 +529,16 @@ fn a_link_that_goes_down_and_up_costs_its_side_only() {
         let before = queues(&run.status(), &a.inside, "received");
         send(500);
         run.until("A receives again", |status| queues(status, &a.inside, "received") > before);
-        let told = || run.log().lines().filter(|line| line.contains("\"message\":\"link\"")).count();
-        until("down and up are logged", || (told() >= 2).then_some(()));
+        let told = |what: &str| run.log().lines().filter(|line| line.contains(what)).count();
+        until("down and up are logged", || (told("link is down") == 1 && told("link is up") == 1).then_some(()));
+        let metrics = get("/metrics").expect("answers");
+        let inside = &a.inside;
+        for line in [
+            format!("sluice_capture_link_up{{interface=\"{inside}\"}} 1.0"),
+            format!("sluice_capture_link_changes_total{{interface=\"{inside}\"}} 2.0"),
+        ] {
+            assert!(metrics.lines().any(|other| other == line), "{line:?} is not in\n{metrics}");
+        }
         let report = run.stop();
         check_store(&report, directory);
         let stream = &streams(&report)[0];
@@ -611,6 +619,10 @@ fn a_full_disk_costs_exactly_what_is_told_and_writing_resumes() {
             assert!(started.elapsed() < PATIENCE, "the disk does not fill: {:#}", run.status()["stores"]);
         }
         assert!(get("/healthz").is_ok(), "the capture goes on");
+        for _ in 0..20 {
+            assert_eq!(run.status()["stores"][0]["full"], true, "steady while it is full");
+            clock::sleep(Duration::from_millis(50));
+        }
         std::fs::remove_file(&filler).expect("there");
         let (freed, before) = (Instant::now(), run.status()["stores"][0]["stored"].as_u64().expect("a count"));
         while run.status()["stores"][0]["stored"].as_u64().expect("a count") == before {
@@ -619,6 +631,12 @@ fn a_full_disk_costs_exactly_what_is_told_and_writing_resumes() {
         }
         let resumed = freed.elapsed();
         send(50);
+        run.until("it is not full any more", |status| status["stores"][0]["full"] == false);
+        let told = |what: &str| run.log().lines().filter(|line| line.contains(what)).count();
+        assert_eq!((told("no segment"), told("has room again")), (1, 1), "{}", run.log());
+        let store = &run.status()["stores"][0];
+        assert_eq!(number(store, "full_times"), 1);
+        assert!(number(store, "failed_segments") > 3, "tried all the while: {store:#}");
         let report = run.stop();
         check_store(&report, directory);
         let losses = report["stores"][0]["losses"].as_array().expect("ranges");
