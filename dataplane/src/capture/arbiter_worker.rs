@@ -54,16 +54,30 @@ impl ReportDesk {
     /// Asks for a report and waits for it, within a bound; the newest there is, should the arbiter not answer in time.
     /// For control threads.
     pub fn read(&self) -> Option<Arc<ArbiterReport>> {
+        Self::read_all(std::iter::once(self)).pop().flatten()
+    }
+
+    /// [`ReportDesk::read`] of several at once: all are asked before any is waited for, and the bound is one for all.
+    pub fn read_all<'a>(desks: impl Iterator<Item = &'a ReportDesk>) -> Vec<Option<Arc<ArbiterReport>>> {
+        let asked: Vec<(&ReportDesk, u64)> = desks.map(|desk| (desk, desk.ask())).collect();
+        let end = clock::monotonic_ns() + REPORT_WAIT_NS;
+        let waited = asked.into_iter().map(|(desk, before)| {
+            while !desk.done.load(Ordering::Acquire)
+                && desk.generation.load(Ordering::Acquire) == before
+                && clock::monotonic_ns() < end
+            {
+                clock::sleep(REPORT_PAUSE);
+            }
+            desk.newest()
+        });
+        waited.collect()
+    }
+
+    /// Asks for a report; the generation that it will replace.
+    fn ask(&self) -> u64 {
         let before = self.generation.load(Ordering::Acquire);
         self.wanted.store(true, Ordering::Release);
-        let end = clock::monotonic_ns() + REPORT_WAIT_NS;
-        while !self.done.load(Ordering::Acquire)
-            && self.generation.load(Ordering::Acquire) == before
-            && clock::monotonic_ns() < end
-        {
-            clock::sleep(REPORT_PAUSE);
-        }
-        self.newest()
+        before
     }
 
     /// The newest report there is, without asking for another.

@@ -6,6 +6,7 @@
 pub mod arbiter_worker;
 pub mod conservation;
 pub mod file_worker;
+mod health;
 pub mod items;
 pub mod links;
 pub mod metrics;

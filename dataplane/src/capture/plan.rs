@@ -88,6 +88,8 @@ pub struct FeedView {
     pub store: Option<String>,
     /// The ring that it is published in.
     pub publish: Option<PathBuf>,
+    /// It comes from files: their end is no silence.
+    pub from_files: bool,
     /// The arbiter's counters.
     pub counters: CounterReader<ArbiterCounter>,
     /// Where its report is asked for.
@@ -408,6 +410,7 @@ impl<'a> Builder<'a> {
             core: config.core.clone(),
             store: config.store.clone(),
             publish: config.publish.clone(),
+            from_files: files,
             counters: reader,
             desk: desk.clone(),
             losses: Mutex::new(losses),

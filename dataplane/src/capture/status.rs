@@ -4,13 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use super::arbiter_worker::Loss;
+use super::arbiter_worker::{Loss, ReportDesk};
 use super::conservation::{self, Identity, residue};
+use super::health::{self, Rest};
 use super::metrics;
 use super::plan::{FeedView, QueueView, SideView};
 use super::quality::{self, FeedBooks};
 use super::stats::{ArbiterCounter, QueueCounter, RawReason, SideCounter};
-use crate::feed::arbiter::ArbiterReport;
+use crate::feed::arbiter::{ArbiterReport, StreamReport};
+use crate::sync::health::Sign;
 use crate::sync::metrics::{Sample, Source};
 
 /// Loss ranges kept for `/status`, the oldest ones: 3 MiB. What came later is only in the counters, and `/status` says how
@@ -74,6 +76,7 @@ pub struct CaptureStatus {
     xdp: XdpReader,
     modes: Vec<InterfaceMode>,
     books: StoreBooks,
+    rest: Mutex<Rest>,
 }
 
 impl CaptureStatus {
@@ -87,7 +90,17 @@ impl CaptureStatus {
         modes: Vec<InterfaceMode>,
         books: StoreBooks,
     ) -> CaptureStatus {
-        CaptureStatus { queues, sides, feeds, damage, losses: Mutex::default(), xdp, modes, books }
+        CaptureStatus {
+            queues,
+            sides,
+            feeds,
+            damage,
+            losses: Mutex::default(),
+            xdp,
+            modes,
+            books,
+            rest: Mutex::default(),
+        }
     }
 
     /// Whether every source has come to its end (files only).
@@ -102,7 +115,8 @@ impl CaptureStatus {
 
     /// Fresh reports, by feed; waits for the arbiters within a bound.
     pub fn reports(&self) -> Vec<(String, Option<Arc<ArbiterReport>>)> {
-        self.feeds.iter().map(|feed| (feed.name.clone(), feed.desk.read())).collect()
+        let reports = ReportDesk::read_all(self.feeds.iter().map(|feed| &*feed.desk));
+        self.feeds.iter().map(|feed| feed.name.clone()).zip(reports).collect()
     }
 
     /// Which sides of each feed are live: (feed, side's name, live), in a fixed order.
@@ -323,6 +337,18 @@ impl Source for CaptureStatus {
     fn status(&self) -> (&'static str, Value) {
         ("capture", self.status_of(&self.reports()))
     }
+
+    fn health(&self, now: i64, out: &mut Vec<Sign>) {
+        for queue in &self.queues {
+            out.push(health::frames_lost(queue));
+        }
+        for feed in &self.feeds {
+            health::feed(feed, out);
+        }
+        let messages: u64 = self.feeds.iter().map(|feed| feed.counters.get(ArbiterCounter::Messages)).sum();
+        let mut rest = self.rest.lock().expect("nobody panics with it held");
+        out.extend(rest.sign(messages, now, || residue(&self.conservation())));
+    }
 }
 
 impl CaptureStatus {
@@ -420,8 +446,10 @@ fn queue_json(queue: &QueueView) -> Value {
 
 fn feed_json(feed: &FeedView, report: Option<&ArbiterReport>) -> Value {
     let get = |counter| feed.counters.get(counter);
+    let live = get(ArbiterCounter::SidesLive);
+    let sides_live: Vec<bool> = (0..feed.sides.len()).map(|at| live >> at & 1 == 1).collect();
     json!({
-        "feed": feed.name, "sides": feed.sides, "core": feed.core, "store": feed.store, "publish": feed.publish,
+        "feed": feed.name, "sides": feed.sides, "sides_live": sides_live, "from_files": feed.from_files, "core": feed.core, "store": feed.store, "publish": feed.publish,
         "published": get(ArbiterCounter::Published), "published_marks": get(ArbiterCounter::PublishedMarks),
         "publish_refused": get(ArbiterCounter::PublishRefused),
         "segments": get(ArbiterCounter::Segments), "messages": get(ArbiterCounter::Messages),

@@ -50,6 +50,9 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a failed disk is left alone.
 const RETRY_NS: i64 = 200_000_000;
 
+/// Shortest silence of a source that is one.
+const SILENT_NS_MIN: i64 = 60_000_000_000;
+
 /// What the workers may take to stop beside `drain`: a source's process is given 5 s, the last ledgers their write.
 pub const STOP_EXTRA: Duration = Duration::from_secs(10);
 
@@ -81,6 +84,17 @@ pub fn plan(config: &Config, doorbells: &BTreeMap<String, Arc<Doorbell>>) -> Res
     serve_plan(serve, doorbells).map(Some).map_err(|what| format!("ledger.serve: {what}"))
 }
 
+/// After how long without a new ledger the source counts as silent: twelve ledgers of a network that closes one every 5 s,
+/// or ten of a slower cadence that was asked for.
+fn silent_ns(serve: &LedgerServe) -> i64 {
+    let cadence = match serve.source {
+        LedgerSource::Synthetic => serve.synthetic_interval.nanos(),
+        LedgerSource::File => serve.cadence.nanos(),
+        _ => 0,
+    };
+    SILENT_NS_MIN.max(cadence.saturating_mul(10))
+}
+
 fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) -> Result<LedgerPlan, String> {
     let serve = &going_on(serve);
     let mut reload =
@@ -101,7 +115,8 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
     let latest = opened.stored.last().map(|stored| stored.sequence);
     let (books, view) = fanout_books(serve.core.clone(), description);
     let load = Arc::new(Load::default());
-    let mut status = LedgerStatus { fanout: view, source: None, relay: None, encoders: Vec::new() };
+    let mut status =
+        LedgerStatus { fanout: view, source: None, relay: None, encoders: Vec::new(), silent_ns: silent_ns(serve) };
     let mut workers: Vec<(String, Box<dyn Worker>)> = Vec::new();
     let core = serve.source_core().to_string();
     match source {

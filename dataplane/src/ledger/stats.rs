@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde_json::{Value, json};
 
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
+use crate::sync::health::{HealthReason, Shape, Sign};
 use crate::sync::metrics::{Kind, Metric, Sample, Source};
 
 /// A set of counters: a plain structure that a worker counts in, an enum that numbers its fields, and the copy. A field is
@@ -224,6 +225,8 @@ pub struct LedgerStatus {
     pub relay: Option<CounterReader<RelayCounter>>,
     /// Each encoder's counters.
     pub encoders: Vec<CounterReader<EncodeCounter>>,
+    /// After how long without a new ledger the source or the upstream counts as silent, ns.
+    pub silent_ns: i64,
 }
 
 impl LedgerStatus {
@@ -299,6 +302,51 @@ impl Source for LedgerStatus {
         status["encoders"] = encoders.into();
         ("ledger", status)
     }
+
+    fn health(&self, _now: i64, out: &mut Vec<Sign>) {
+        let get = |counter| self.fanout.get(counter);
+        let sign = |reason, shape, what: &str| Sign::new(reason, shape, "ledger", format!("ledger.serve: {what}"));
+        let lost = get(FanoutCounter::UnwrittenDropped)
+            + get(FanoutCounter::LostLedgers)
+            + get(FanoutCounter::NoSpace)
+            + get(FanoutCounter::DiskFailed);
+        let what = "ledgers could not be written, or left retention unwritten";
+        out.push(sign(HealthReason::LedgerLosing, Shape::Grows(lost), what));
+        match self.fanout.end.get() {
+            Some(Err(why)) => {
+                out.push(sign(HealthReason::LedgerFailed, Shape::Holds, &format!("the source failed: {why}")));
+            }
+            Some(Ok(())) => out.push(sign(HealthReason::LedgerEnded, Shape::Holds, "the source has come to its end")),
+            None => self.progress(&sign, out),
+        }
+    }
+}
+
+impl LedgerStatus {
+    /// What is said of a source, or a relay's upstream, that has not ended.
+    fn progress(&self, sign: &dyn Fn(HealthReason, Shape, &str) -> Sign, out: &mut Vec<Sign>) {
+        let (begun, latest, not_begun) = match (&self.source, &self.relay) {
+            (Some(source), _) => {
+                let latest = source.get(SourceCounter::Latest);
+                (latest > 0 || source.get(SourceCounter::Open) == 1, latest, "the source has given nothing yet")
+            }
+            (None, Some(relay)) => {
+                if relay.get(RelayCounter::Connected) == 0 {
+                    let what = "there is no connection to the upstream server";
+                    out.push(sign(HealthReason::RelayDisconnected, Shape::Holds, what));
+                }
+                let known = relay.get(RelayCounter::Connections) > 0 || self.fanout.get(FanoutCounter::Latest) > 0;
+                (known, relay.get(RelayCounter::Latest), "the upstream server's run is not known yet")
+            }
+            (None, None) => return,
+        };
+        if !begun {
+            out.push(sign(HealthReason::LedgerNotBegun, Shape::Holds, not_begun));
+        } else if self.relay.as_ref().is_none_or(|relay| relay.get(RelayCounter::Connected) == 1) {
+            let what = format!("no new ledger came for {} s", self.silent_ns / 1_000_000_000);
+            out.push(sign(HealthReason::LedgerSilent, Shape::Still(latest), &what).after(self.silent_ns));
+        }
+    }
 }
 
 /// The samples of one worker's counters; `queue` tells apart workers of one kind.
@@ -342,7 +390,7 @@ mod tests {
         FanoutCounter::write(&mut books.counters, &counted);
         let (mut encoder, reader) = counters();
         EncodeCounter::write(&mut encoder, &EncodeCounters { chunks: 7, ..EncodeCounters::default() });
-        let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader] };
+        let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader], silent_ns: 0 };
         let mut samples = Vec::new();
         status.samples(&mut samples);
         let sample = |name: &str, label: (&str, &str)| {

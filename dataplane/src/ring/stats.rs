@@ -9,6 +9,7 @@ use super::inspect::inspect;
 use super::mirror::receiver::{MirrorStatus, ReceiverCounters, Transport};
 use super::mirror::sender::{Delivery, SenderCounters, SessionStatus};
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter};
+use crate::sync::health::{HealthReason, Shape, Sign};
 use crate::sync::metrics::{Metric, Sample, Source};
 
 /// A set of counters copied from a machine's: an enum, its metric names, and the copy.
@@ -567,5 +568,52 @@ impl Source for RingStatus {
             })
         });
         ("ring", json!({"serve": serves, "mirror": mirrors, "published": published.collect::<Vec<_>>()}))
+    }
+
+    fn health(&self, _now: i64, out: &mut Vec<Sign>) {
+        for serve in &self.serves {
+            serve.health(out);
+        }
+        for mirror in &self.mirrors {
+            mirror.health(out);
+        }
+    }
+}
+
+impl ServeView {
+    fn health(&self, out: &mut Vec<Sign>) {
+        let get = |counter| self.state.get(counter);
+        let what = |what: &str| format!("serve \"{}\": {what}", self.name);
+        if get(ServeCounter::Attached) == 0 {
+            let what = what(&format!("there is no ring at {}", self.ring));
+            out.push(Sign::new(HealthReason::ServeWithoutRing, Shape::Holds, self.name.clone(), what));
+        // A peer's producer (no incarnation) need not lock its file: whether it lives is not known.
+        } else if get(ServeCounter::ProducerAlive) == 0 && get(ServeCounter::Incarnation) != 0 {
+            let what = what(match get(ServeCounter::ProducerStalled) {
+                0 => "its ring's producer is gone",
+                _ => "its ring's producer stalls",
+            });
+            out.push(Sign::new(HealthReason::ProducerGone, Shape::Holds, self.name.clone(), what));
+        }
+    }
+}
+
+impl MirrorView {
+    fn health(&self, out: &mut Vec<Sign>) {
+        let get = |counter| self.state.get(counter);
+        let mut say = |reason, shape, what: String| {
+            out.push(Sign::new(reason, shape, self.name.clone(), format!("mirror \"{}\": {what}", self.name)));
+        };
+        let gaps = Shape::Grows(self.machine.get(ReceiverCounter::GapRecords));
+        say(HealthReason::MirrorGaps, gaps, "records had to be left out".into());
+        if get(MirrorCounter::Live) == 0 {
+            let what = format!("it has no session with {}", self.source);
+            say(HealthReason::MirrorDisconnected, Shape::Holds, what);
+        } else if get(MirrorCounter::Silent) == 1 {
+            say(HealthReason::MirrorStale, Shape::Holds, format!("its source {} is silent", self.source));
+        } else if get(MirrorCounter::ProducerGone) == 1 {
+            let what = format!("the producer behind {} is gone or stalls", self.source);
+            say(HealthReason::MirrorStale, Shape::Holds, what);
+        }
     }
 }

@@ -14,6 +14,7 @@ use crate::feed::handoff::Handoff;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::{CounterReader, counters};
+use crate::sync::health::{HealthReason, Shape, Sign};
 use crate::sync::latest::Latest;
 use crate::sync::metrics::{Metric, Sample};
 use crate::sys::frames::{Areas, FrameToken};
@@ -339,6 +340,21 @@ impl StoreView {
                 out.push(metric.sample(&[name, &book.feed], value as f64));
             }
         }
+    }
+
+    /// The store's signs of trouble.
+    pub fn health(&self, out: &mut Vec<Sign>) {
+        let get = |counter| self.counters.get(counter);
+        let failed = get(StoreCounter::FailedBlocks) + get(StoreCounter::FailedSyncs) + get(StoreCounter::FailedSeals);
+        let mut say = |reason, shape, what: &str| {
+            out.push(Sign::new(reason, shape, self.name.clone(), format!("store \"{}\": {what}", self.name)));
+        };
+        if get(StoreCounter::Full) == 1 {
+            let what = format!("the file system of {} is full", self.path);
+            say(HealthReason::StoreFull, Shape::Holds, &what);
+        }
+        say(HealthReason::StoreLosing, Shape::Grows(self.lost()), "records could not be stored");
+        say(HealthReason::StoreFailing, Shape::Grows(failed), "writes, syncs or seals failed for good");
     }
 
     /// The store's part of `/status`.

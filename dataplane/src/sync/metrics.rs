@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::health::Sign;
+
 /// Kind of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -94,6 +96,8 @@ pub trait Source: Send + Sync {
     fn report(&self) -> Option<serde_json::Value> {
         None
     }
+    /// The signs of trouble of this instant (`now`: monotonic ns). It is asked a few times a second.
+    fn health(&self, _now: i64, _out: &mut Vec<Sign>) {}
 }
 
 /// Every source of the process.
@@ -120,6 +124,15 @@ impl Sources {
         }
         samples.sort_by_key(|sample| order.iter().position(|name| *name == sample.name));
         samples
+    }
+
+    /// All signs of trouble.
+    pub fn health(&self, now: i64) -> Vec<Sign> {
+        let mut signs = Vec::new();
+        for source in &self.0 {
+            source.health(now, &mut signs);
+        }
+        signs
     }
 
     /// The parts of `/status`.

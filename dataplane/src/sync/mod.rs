@@ -10,6 +10,8 @@ pub mod counters;
 #[cfg(feature = "ring")]
 pub mod gate;
 #[cfg(feature = "runtime")]
+pub mod health;
+#[cfg(feature = "runtime")]
 pub mod latest;
 #[cfg(feature = "runtime")]
 pub mod metrics;

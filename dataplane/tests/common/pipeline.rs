@@ -490,6 +490,7 @@ pub fn robbed_before_the_arbiter(packets: Vec<Scripted>, frames: u32, every: u64
     let sides = vec![SideView { feed: source("f"), side: Side::A, queue: 0, counters: side_counters }];
     let feeds = vec![FeedView {
         publish: None,
+        from_files: false,
         name: source("f"),
         sides: vec![source("A")],
         core: source("one"),

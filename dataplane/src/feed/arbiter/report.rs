@@ -60,6 +60,8 @@ pub struct SideReport {
     pub wins: u64,
     /// Capture time − send time per segment; may be negative.
     pub capture_minus_send: Summary,
+    /// Its non-empty buckets: (edge nearest zero in ns, segments).
+    pub capture_minus_send_buckets: Vec<(i64, u64)>,
 }
 
 /// Everything about one stream.
@@ -181,6 +183,7 @@ impl Stream {
             gaps,
             wins: state.wins,
             capture_minus_send: state.capture_minus_send.summary(),
+            capture_minus_send_buckets: state.capture_minus_send.buckets().collect(),
         }
     }
 }
