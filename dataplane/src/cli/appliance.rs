@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::quality::Reporter;
 use super::reload::Reloader;
+use super::topology::Topology;
 use super::{Failure, log, privileges};
 use crate::capture::links::Links;
 use crate::capture::plan::{CapturePlan, PlannedQueue, QueueCounts, plan};
@@ -20,6 +21,7 @@ use crate::ledger::stats::LedgerStatus;
 use crate::ring::publish::publisher;
 use crate::ring::stats::RingStatus;
 use crate::runtime::control::ControlServer;
+use crate::runtime::health::HealthBoard;
 use crate::runtime::launch::{CorePlan, Launched, Pulse, launch};
 use crate::runtime::link::Doorbell;
 use crate::runtime::vitals::{LogReader, Vitals};
@@ -93,6 +95,7 @@ pub struct Appliance {
     only_ledgers: bool,
     sources: Sources,
     control: ControlServer,
+    board: Arc<HealthBoard>,
     held: Held,
     vitals: Arc<Vitals>,
     links: Arc<Links>,
@@ -127,6 +130,9 @@ impl Appliance {
         if !cpus.is_empty() {
             cpu::allow(&cpus).map_err(|error| Failure::host(format!("control CPUs {cpus:?}: {error}")))?;
         }
+        // It answers "starting" from here on; should the start fail, it ends with this function.
+        let board = Arc::new(HealthBoard::default());
+        let control = ControlServer::start(config.control.listen, board.clone()).map_err(Failure::host)?;
         let doorbells = doorbells(config)?;
         let interfaces = look_up(config)?;
         let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
@@ -142,6 +148,8 @@ impl Appliance {
             (planned.status, planned.reload)
         });
         let held = hold(config, &interfaces)?;
+        let names: Vec<(&str, &str)> = workers.iter().map(|(core, worker)| (core.as_str(), worker.name())).collect();
+        let topology = Topology::new(config, &counts, &names);
         let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
         let attached = attach(&interfaces).and_then(|modes| privileges::give_up(config).map(|()| modes));
         let modes = match attached {
@@ -165,15 +173,11 @@ impl Appliance {
         if let Some(ledger) = &ledger {
             sources.add(ledger.clone());
         }
-        let control = match ControlServer::start(config.control.listen, sources.clone()) {
-            Ok(control) => control,
-            Err(what) => {
-                detach(&interfaces);
-                launched.cancel();
-                return Err(Failure::host(what));
-            }
-        };
+        sources.add(Arc::new(topology.watching(launched.pulses(), config.control.stall.0)));
+        sources.add(board.clone());
+        control.show(sources.clone());
         launched.go();
+        board.run(&sources);
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         Ok(Appliance {
             launched,
@@ -185,6 +189,7 @@ impl Appliance {
             only_ledgers: config.feeds.is_empty() && config.ring.is_empty(),
             sources,
             control,
+            board,
             held,
             vitals: seen.vitals,
             links: seen.links,
@@ -318,6 +323,7 @@ impl Appliance {
     /// Detaches, drains stage by stage, and returns the last status.
     pub fn stop(self) -> (Value, Result<(), Vec<String>>) {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        self.board.drain();
         // Detach first: what is in the receive rings is drained, nothing new comes, no socket closes under the program.
         detach(&self.interfaces);
         let drained = self.launched.stop(self.drain);
@@ -740,6 +746,12 @@ impl Source for Stores {
 
     fn status(&self) -> (&'static str, Value) {
         ("stores", json!(self.0.iter().map(|store| store.status()).collect::<Vec<_>>()))
+    }
+
+    fn health(&self, _now: i64, out: &mut Vec<crate::sync::health::Sign>) {
+        for store in &self.0 {
+            store.health(out);
+        }
     }
 }
 

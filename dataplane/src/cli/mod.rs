@@ -29,6 +29,7 @@ pub mod stat;
 pub mod store;
 pub mod sums;
 pub mod tables;
+pub mod topology;
 
 /// What a command ends with (CONTRACTS: exit codes).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,9 +1,9 @@
-//! The control server: `/healthz`, `/metrics` (Prometheus), `/status` and `/report` (JSON), on a thread that is not pinned.
+//! The control server: the status page at `/`, `/healthz`, `/readyz`, `/metrics` (Prometheus), `/status` and `/report` (JSON), on a
+//! thread that is not pinned. It answers from the start of the process on, so that what is not ready says so.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,49 +13,83 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use super::health::{self, HealthBoard, Reason};
+use super::http::{Answer, HttpServer, Request};
 use crate::sync::metrics::{Kind, Sample, Sources};
 use crate::sys::{clock, privilege};
 
-/// Longest request head: a scraper's is under 1 KiB.
-const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// A client whose request takes longer than this, or that takes nothing of the answer for as long, is let go: clients
-/// are served one at a time.
-const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the accept loop looks whether it should end.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// How long the thread waits for clients before it looks whether it should end.
+const TURN_WAIT: Duration = Duration::from_millis(50);
+/// A status or a set of metrics is given to whoever asks within this time: a hundred clients cost the arbiters no more
+/// than one that asks ten times a second.
+const FRESH_NS: i64 = 100_000_000;
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The page loads its own style, script and icon, asks its own `/status`, and nothing else.
+const PAGE_POLICY: &str = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+                           img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                           frame-ancestors 'none'\r\nReferrer-Policy: no-referrer\r\n";
+
+/// The status page's files: (path, content type, content).
+const PAGE: [(&str, &str, &str); 4] = [
+    ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
+    ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
+    ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
+    ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
+];
 
 /// A running control server; it ends when dropped.
 pub struct ControlServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     address: SocketAddr,
+    sources: Arc<Mutex<Sources>>,
 }
 
 impl ControlServer {
-    /// Binds `listen` and serves `sources` until dropped.
+    /// Binds `listen` and answers until dropped: at first from `board` alone, then from what [`ControlServer::show`] is
+    /// given. A few times a second it looks at the sources' health.
     ///
     /// # Errors
     /// Names the address when it cannot be bound.
-    pub fn start(listen: SocketAddr, sources: Sources) -> Result<ControlServer, String> {
-        let listener = TcpListener::bind(listen).map_err(|error| {
-            format!("control.listen = \"{listen}\": {error}; set another address, or stop what listens there (port 0 takes any free one)")
-        })?;
-        listener.set_nonblocking(true).map_err(|error| format!("control.listen = \"{listen}\": {error}"))?;
-        let address = listener.local_addr().map_err(|error| format!("control.listen = \"{listen}\": {error}"))?;
+    pub fn start(listen: SocketAddr, board: Arc<HealthBoard>) -> Result<ControlServer, String> {
+        let failed = |error: std::io::Error| {
+            format!(
+                "control.listen = \"{listen}\": {error}; set another address, or stop what listens there (port 0 takes any free one)"
+            )
+        };
+        let server = HttpServer::bind(listen).map_err(failed)?;
+        let address = server.address().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
+        let mut first = Sources::default();
+        first.add(board.clone());
+        let sources = Arc::new(Mutex::new(first));
+        let desk = Desk { sources: sources.clone(), board, status: Fresh::default(), metrics: Fresh::default() };
+        let (began, begun) = crossbeam_channel::bounded(1);
         let thread = std::thread::Builder::new()
             .name("sluice-control".into())
             .spawn({
                 let stop = stop.clone();
                 move || {
-                    // Whoever asks over the network is answered without any right.
-                    if privilege::renounce().is_ok() {
-                        accept_loop(&listener, &sources, &stop);
+                    // Whoever asks over the network is answered without any right; the rest of the start still has its own.
+                    let renounced = privilege::renounce();
+                    let goes_on = renounced.is_ok();
+                    let _ = began.send(renounced);
+                    if goes_on {
+                        control_loop(server, desk, &stop);
                     }
                 }
             })
             .map_err(|error| format!("control thread: {error}"))?;
-        Ok(ControlServer { stop, thread: Some(thread), address })
+        let renounced = begun.recv().map_err(|error| format!("control thread: {error}"))?;
+        renounced.map_err(|error| format!("control thread: giving up capabilities: {error}"))?;
+        Ok(ControlServer { stop, thread: Some(thread), address, sources })
+    }
+
+    /// From now on it answers from `sources` (the board is one of them).
+    pub fn show(&self, sources: Sources) {
+        *self.sources.lock().expect("nobody panics with it held") = sources;
     }
 
     /// The address it listens on (the port, when 0 was asked for).
@@ -73,69 +107,96 @@ impl Drop for ControlServer {
     }
 }
 
-fn accept_loop(listener: &TcpListener, sources: &Sources, stop: &AtomicBool) {
+fn control_loop(mut server: HttpServer, mut desk: Desk, stop: &AtomicBool) {
+    let mut look_ns = 0;
     while !stop.load(Ordering::Relaxed) {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                // A client's failure is the client's business.
-                let _ = serve(stream, sources);
-            }
-            Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+        server.turn(TURN_WAIT, &mut |request| desk.answer(request));
+        let now = clock::monotonic_ns();
+        if now >= look_ns {
+            look_ns = now + health::LOOK_EVERY.as_nanos() as i64;
+            let sources = desk.sources();
+            desk.board.look(&sources, now);
         }
     }
 }
 
-fn serve(mut stream: TcpStream, sources: &Sources) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
-    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
-    let end = clock::monotonic_ns() + CLIENT_TIMEOUT.as_nanos() as i64;
-    let mut head = [0_u8; REQUEST_BYTES_MAX];
-    let mut filled = 0;
-    let (status, kind, body) = loop {
-        let read = stream.read(&mut head[filled..])?;
-        filled += read;
-        let mut headers = [httparse::EMPTY_HEADER; 64];
-        let mut request = httparse::Request::new(&mut headers);
-        match request.parse(&head[..filled]) {
-            Ok(httparse::Status::Complete(_)) => {
-                break answer(request.method.unwrap_or(""), request.path.unwrap_or(""), sources);
-            }
-            Ok(httparse::Status::Partial) if read > 0 && filled < head.len() && clock::monotonic_ns() < end => {}
-            Ok(httparse::Status::Partial) | Err(_) => break ("400 Bad Request", TEXT, "bad request\n".into()),
+/// A body and when it was made.
+#[derive(Default)]
+struct Fresh(Option<(i64, Arc<[u8]>)>);
+
+impl Fresh {
+    /// The body, made anew by `make` unless it is fresh.
+    fn get(&mut self, make: impl FnOnce() -> String) -> Arc<[u8]> {
+        let now = clock::monotonic_ns();
+        if let Some((_, body)) = self.0.as_ref().filter(|(made, _)| now - made < FRESH_NS) {
+            return Arc::clone(body);
         }
+        let body: Arc<[u8]> = make().into_bytes().into();
+        // Fresh counts from when it is done: making it can take longer than it stays fresh.
+        self.0 = Some((clock::monotonic_ns(), Arc::clone(&body)));
+        body
+    }
+}
+
+/// What answers are made from.
+struct Desk {
+    sources: Arc<Mutex<Sources>>,
+    board: Arc<HealthBoard>,
+    status: Fresh,
+    metrics: Fresh,
+}
+
+impl Desk {
+    fn sources(&self) -> Sources {
+        self.sources.lock().expect("nobody panics with it held").clone()
+    }
+
+    fn answer(&mut self, request: Request<'_>) -> Answer {
+        if !matches!(request.method, "GET" | "HEAD") {
+            let body = Arc::from(&b"only GET and HEAD\n"[..]);
+            return Answer { status: "405 Method Not Allowed", kind: TEXT, fields: "Allow: GET, HEAD\r\n", body };
+        }
+        let whole = |kind, body| Answer { status: "200 OK", kind, fields: "", body };
+        match request.path {
+            "/healthz" => probe(self.board.verdict().unhealthy()),
+            "/readyz" => probe(self.board.verdict().not_ready()),
+            "/metrics" => {
+                let sources = self.sources();
+                whole(OPEN_METRICS, self.metrics.get(|| render(sources.samples())))
+            }
+            "/status" => {
+                let sources = self.sources();
+                let make = || format!("{}\n", serde_json::Value::Object(sources.status()));
+                whole("application/json", self.status.get(make))
+            }
+            "/report" => match self.sources().report() {
+                Some(report) => whole("application/json", format!("{report}\n").into_bytes().into()),
+                None => {
+                    let body = Arc::from(&b"there is no feed to report on\n"[..]);
+                    Answer { status: "404 Not Found", kind: TEXT, fields: "", body }
+                }
+            },
+            path => match PAGE.iter().find(|(name, ..)| *name == path) {
+                Some((_, kind, content)) => {
+                    Answer { fields: PAGE_POLICY, ..whole(kind, Arc::from(content.as_bytes())) }
+                }
+                None => {
+                    let body = Arc::from(&b"there are /, /healthz, /readyz, /metrics, /status and /report\n"[..]);
+                    Answer { status: "404 Not Found", kind: TEXT, fields: "", body }
+                }
+            },
+        }
+    }
+}
+
+/// `ok`, or 503 and a line for each reason.
+fn probe<'a>(reasons: impl Iterator<Item = &'a Reason>) -> Answer {
+    let lines: String = reasons.map(|reason| reason.line() + "\n").collect();
+    let (status, text) = match lines.is_empty() {
+        true => ("200 OK", "ok\n".to_string()),
+        false => ("503 Service Unavailable", lines),
     };
-    let response = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(response.as_bytes())?;
-    stream.write_all(body.as_bytes())
-}
-
-const TEXT: &str = "text/plain; charset=utf-8";
-
-fn answer(method: &str, path: &str, sources: &Sources) -> (&'static str, &'static str, String) {
-    if method != "GET" {
-        return ("405 Method Not Allowed", TEXT, "only GET\n".into());
-    }
-    match path {
-        "/healthz" => ("200 OK", TEXT, "ok\n".into()),
-        "/metrics" => match render(sources.samples()) {
-            Ok(text) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", text),
-            Err(_) => ("500 Internal Server Error", TEXT, "the metrics could not be written\n".into()),
-        },
-        "/status" => {
-            let mut body = serde_json::Value::Object(sources.status()).to_string();
-            body.push('\n');
-            ("200 OK", "application/json", body)
-        }
-        "/report" => match sources.report() {
-            Some(report) => ("200 OK", "application/json", format!("{report}\n")),
-            None => ("404 Not Found", TEXT, "there is no feed to report on\n".into()),
-        },
-        _ => ("404 Not Found", TEXT, "there are /healthz, /metrics, /status and /report\n".into()),
-    }
+    Answer { status, kind: TEXT, fields: "", body: text.into_bytes().into() }
 }
 
 #[derive(Debug)]
@@ -168,21 +229,29 @@ impl Collector for Samples {
 }
 
 /// The samples as OpenMetrics text.
-fn render(samples: Vec<Sample>) -> Result<String, std::fmt::Error> {
+fn render(samples: Vec<Sample>) -> String {
     let mut registry = prometheus_client::registry::Registry::default();
     registry.register_collector(Box::new(Samples(samples)));
     let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry)?;
-    Ok(text)
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("a string takes whatever is written");
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::health::{HealthReason, Shape, Sign};
     use crate::sync::metrics::Source;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::atomic::AtomicU64;
 
-    struct Fixed;
-    impl Source for Fixed {
+    /// A job of two queues that loses what `lost` says.
+    struct Job {
+        lost: AtomicU64,
+    }
+
+    impl Source for Job {
         fn samples(&self, out: &mut Vec<Sample>) {
             for queue in 0..2 {
                 out.push(Sample {
@@ -197,31 +266,101 @@ mod tests {
         fn status(&self) -> (&'static str, serde_json::Value) {
             ("capture", serde_json::json!({"frames": 7}))
         }
+        fn health(&self, _now: i64, out: &mut Vec<Sign>) {
+            let shape = Shape::Grows(self.lost.load(Ordering::Relaxed));
+            out.push(Sign::new(HealthReason::StoreLosing, shape, "main", "store \"main\": it loses"));
+        }
     }
 
-    fn get(address: SocketAddr, request: &str) -> String {
+    fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).expect("connects");
-        stream.write_all(request.as_bytes()).expect("writes");
+        write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("writes");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("reads");
         answer
     }
 
-    #[test]
-    fn it_answers_and_survives_bad_requests() {
+    struct Running {
+        server: ControlServer,
+        board: Arc<HealthBoard>,
+        job: Arc<Job>,
+    }
+
+    fn running() -> Running {
+        let board = Arc::new(HealthBoard::default());
+        let server = ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), board.clone()).expect("starts");
+        let job = Arc::new(Job { lost: AtomicU64::new(0) });
         let mut sources = Sources::default();
-        sources.add(Arc::new(Fixed));
-        let server = ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), sources).expect("starts");
+        sources.add(job.clone());
+        sources.add(board.clone());
+        server.show(sources.clone());
+        board.run(&sources);
+        Running { server, board, job }
+    }
+
+    #[test]
+    fn it_answers_every_path() {
+        let Running { server, .. } = running();
         let address = server.address();
-        assert!(get(address, "GET /healthz HTTP/1.1\r\n\r\n").ends_with("ok\n"));
-        let metrics = get(address, "GET /metrics HTTP/1.1\r\n\r\n");
+        let metrics = get(address, "/metrics");
         assert!(metrics.contains("sluice_capture_frames_total{queue=\"1\"} 7"), "{metrics}");
+        assert!(metrics.contains("sluice_health_ready 1"), "{metrics}");
         assert!(metrics.trim_end().ends_with("# EOF"), "{metrics}");
-        assert!(get(address, "GET /status HTTP/1.1\r\n\r\n").contains("{\"capture\":{\"frames\":7}}"));
-        assert!(get(address, "POST /status HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
-        assert!(get(address, "\0\0\r\n\r\n").starts_with("HTTP/1.1 400"));
-        let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(9_000));
-        drop(TcpStream::connect(address).map(|mut s| s.write_all(long.as_bytes())));
-        assert!(get(address, "GET /healthz HTTP/1.1\r\n\r\n").ends_with("ok\n"));
+        let status = get(address, "/status");
+        assert!(status.contains("\"capture\":{\"frames\":7}") && status.contains("\"stage\":\"running\""), "{status}");
+        for (path, kind, content) in PAGE {
+            let answer = get(address, path);
+            assert!(
+                answer.contains(kind) && answer.contains("default-src 'none'") && answer.ends_with(content),
+                "{path}"
+            );
+        }
+        assert!(get(address, "/nothing").starts_with("HTTP/1.1 404"));
+        let mut stream = TcpStream::connect(address).expect("connects");
+        stream.write_all(b"POST /status HTTP/1.1\r\n\r\n").expect("writes");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("reads");
+        assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("Allow: GET, HEAD"), "{answer}");
+    }
+
+    #[test]
+    fn the_probes_say_their_reasons() {
+        let board = Arc::new(HealthBoard::default());
+        let server = ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), board).expect("starts");
+        let starting = get(server.address(), "/readyz");
+        assert!(starting.starts_with("HTTP/1.1 503") && starting.contains("starting: the cores"), "{starting}");
+        assert!(get(server.address(), "/healthz").ends_with("\r\n\r\nok\n"));
+        assert!(get(server.address(), "/status").contains("\"stage\":\"starting\""));
+        drop(server);
+
+        let Running { server, board, job } = running();
+        let address = server.address();
+        assert!(get(address, "/readyz").ends_with("\r\n\r\nok\n") && get(address, "/healthz").ends_with("ok\n"));
+        job.lost.store(12, Ordering::Relaxed);
+        let end = clock::monotonic_ns() + 20_000_000_000;
+        let answer = loop {
+            let answer = get(address, "/healthz");
+            if answer.starts_with("HTTP/1.1 503") || clock::monotonic_ns() > end {
+                break answer;
+            }
+            clock::sleep(Duration::from_millis(10));
+        };
+        assert!(
+            answer.contains("\r\n\r\nstore_losing: store \"main\": it loses (12 since it began), for 0 s\n"),
+            "{answer}"
+        );
+        assert!(get(address, "/readyz").ends_with("ok\n"), "unhealthy is not \"not ready\"");
+        board.drain();
+        assert!(get(address, "/readyz").contains("draining: the stop has begun"));
+    }
+
+    #[test]
+    fn a_taken_address_is_named() {
+        let Running { server, .. } = running();
+        let told = ControlServer::start(server.address(), Arc::default()).err().expect("it is taken");
+        assert!(
+            told.contains(&format!("control.listen = \"{}\"", server.address())) && told.contains("port 0"),
+            "{told}"
+        );
     }
 }

@@ -70,6 +70,7 @@ struct Shared {
 }
 
 /// A core's pulse: rounds made, for the stall watchdog.
+#[derive(Clone)]
 pub struct Pulse {
     /// The core's name.
     pub name: String,

@@ -4,6 +4,8 @@
 //! Never does: know what a worker does.
 
 pub mod control;
+pub mod health;
+pub mod http;
 pub mod launch;
 pub mod link;
 pub mod vitals;

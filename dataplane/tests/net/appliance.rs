@@ -131,7 +131,7 @@ impl Run {
         until("the appliance answers", || {
             let ended = run.child.try_wait().expect("a child of ours");
             assert!(ended.is_none(), "it ended ({ended:?}): {}", run.log());
-            get("/healthz").ok()
+            get("/readyz").ok()
         });
         run
     }

@@ -618,7 +618,7 @@ fn a_full_disk_costs_exactly_what_is_told_and_writing_resumes() {
             send(500);
             assert!(started.elapsed() < PATIENCE, "the disk does not fill: {:#}", run.status()["stores"]);
         }
-        assert!(get("/healthz").is_ok(), "the capture goes on");
+        assert!(get("/readyz").is_ok(), "the capture goes on");
         for _ in 0..20 {
             assert_eq!(run.status()["stores"][0]["full"], true, "steady while it is full");
             clock::sleep(Duration::from_millis(50));
@@ -704,7 +704,7 @@ fn stat_metrics_and_health_tell_of_a_running_appliance() {
             let json: Value = serde_json::from_str(&json).expect("JSON");
             assert!(emitted(&json) > 0 && json["stores"][0]["store"] == "main", "{json}");
         }
-        assert_eq!(get("/healthz").expect("answers"), "ok\n");
+        assert_eq!(get("/readyz").expect("answers"), "ok\n");
         let metrics = get("/metrics").expect("answers");
         let mut names = BTreeSet::new();
         for line in metrics.lines().filter(|line| !line.starts_with('#')) {

@@ -145,7 +145,7 @@ fn ambient_capabilities_are_used_to_start_and_given_up() {
         until("it answers", || {
             let ended = child.try_wait().expect("a child of ours");
             assert!(ended.is_none(), "it ended ({ended:?}): {}", told());
-            get("/healthz").ok()
+            get("/readyz").ok()
         });
         check_powerless(child.id(), Some(nobody()));
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGTERM)
