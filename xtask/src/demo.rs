@@ -189,7 +189,7 @@ impl Demo {
             if let Ok(Some(status)) = run.child.try_wait() {
                 return Err(format!("sluice run ended early ({status})"));
             }
-            let mut stat = space.command(self, &["stat", "--json"]);
+            let mut stat = space.command(self, &["stat", "--ready"]);
             if shell::succeeds(&mut stat) {
                 return Ok(());
             }

@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod panics;
 pub mod privileges;
 pub mod quality;
+pub mod rates;
 pub mod reference;
 pub mod reload;
 pub mod report;
@@ -29,6 +30,8 @@ pub mod stat;
 pub mod store;
 pub mod sums;
 pub mod tables;
+pub mod top;
+pub mod top_view;
 pub mod topology;
 
 /// What a command ends with (CONTRACTS: exit codes).
@@ -95,6 +98,8 @@ pub enum Command {
     Stat(stat::Args),
     /// Print the data-quality report of a day, per feed.
     Report(report::Args),
+    /// Watch a running appliance in this terminal: rates, books, sides, stores, rings, ledgers, health.
+    Top(top::Args),
     /// Look at, cut, generate and play feeds.
     #[command(subcommand)]
     Feed(feed::Command),
@@ -126,6 +131,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Report(args) => report::run(args),
+        Command::Top(args) => top::run(args),
         Command::Feed(command) => feed::run(command),
         Command::Ring(command) => ring::run(command),
         Command::Store(command) => store::run(command),

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Exit, Failure, Outcome, tables};
@@ -27,6 +27,13 @@ pub struct Args {
     /// The whole status as one JSON object.
     #[arg(long)]
     pub json: bool,
+    /// Print only whether it is healthy, a line for each reason, and end with 1 where it is not. Without this the health is
+    /// part of what is printed, and changes no exit code.
+    #[arg(long, conflicts_with = "json")]
+    pub check: bool,
+    /// The same for whether it is ready: started, and not about to end.
+    #[arg(long, conflicts_with_all = ["json", "check"])]
+    pub ready: bool,
 }
 
 /// Runs the command.
@@ -34,30 +41,53 @@ pub fn run(args: Args) -> Outcome {
     if let Some(path) = &args.from {
         let body = std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("--from {}: {error}", path.display())))?;
-        return print_status(&body, &path.display().to_string(), args.json);
+        return print_status(&body, &path.display().to_string(), &args);
     }
-    let address = match (&args.control, &args.config) {
-        (Some(address), _) => *address,
-        (None, Some(path)) => config::load(path).map_err(|error| Failure::usage(error.to_string()))?.control.listen,
-        (None, None) => config::Control::default().listen,
-    };
+    let address = address(args.control, args.config.as_deref())?;
     let body = get(address, "/status").map_err(|error| {
         Failure::host(format!(
             "no appliance answers at {address}: {error}; is it running, and is this its control.listen?"
         ))
     })?;
-    print_status(&body, &address.to_string(), args.json)
+    print_status(&body, &address.to_string(), &args)
 }
 
-fn print_status(body: &str, from: &str, json: bool) -> Outcome {
-    if json {
+/// The control server's address: as given, else as configured, else the default.
+///
+/// # Errors
+/// As the configuration's.
+pub fn address(control: Option<SocketAddr>, config: Option<&Path>) -> Result<SocketAddr, Failure> {
+    match (control, config) {
+        (Some(address), _) => Ok(address),
+        (None, Some(path)) => {
+            let config = config::load(path).map_err(|error| Failure::usage(error.to_string()))?;
+            Ok(config.control.listen)
+        }
+        (None, None) => Ok(config::Control::default().listen),
+    }
+}
+
+fn print_status(body: &str, from: &str, args: &Args) -> Outcome {
+    if args.json {
         println!("{}", body.trim_end());
         return Ok(Exit::Done);
     }
     let status: serde_json::Value =
         serde_json::from_str(body).map_err(|error| Failure::usage(format!("{from}: not a status: {error}")))?;
-    print!("{}", tables::status(&status));
-    Ok(Exit::Done)
+    if !args.check && !args.ready {
+        // A status from a file is of the drain: its health is of no use any more.
+        if args.from.is_none() {
+            print!("{}", tables::health(&status));
+        }
+        print!("{}", tables::status(&status));
+        return Ok(Exit::Done);
+    }
+    let asked = &status["health"][if args.ready { "ready" } else { "healthy" }];
+    let well = asked
+        .as_bool()
+        .ok_or_else(|| Failure::usage(format!("{from}: this status has no health: another version wrote it")))?;
+    print!("{}", tables::health(&status));
+    Ok(if well { Exit::Done } else { Exit::Difference })
 }
 
 /// One GET; the body.

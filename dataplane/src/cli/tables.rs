@@ -19,23 +19,77 @@ pub fn status(status: &Value) -> String {
             if mode["multi_buffer"] == true { ", multi-buffer" } else { "" }
         );
     }
-    queues(capture, &mut text);
+    if !items(&capture["queues"]).is_empty() {
+        queues(capture, &mut text);
+    }
     for feed in items(&capture["feeds"]) {
         self::feed(feed, &mut text);
     }
     for store in items(&status["stores"]) {
         self::store(store, &mut text);
     }
-    if items(&capture["queues"]).is_empty() && !status["ring"].is_null() {
-        text.clear();
-    } else {
+    if !items(&capture["queues"]).is_empty() || (status["ring"].is_null() && status["ledger"].is_null()) {
         conservation(capture, &mut text);
     }
     rings(&status["ring"], &mut text);
+    ledger(&status["ledger"], &mut text);
     for line in items(&capture["damage"]) {
         let _ = writeln!(text, "damage: {}", word(line));
     }
     text
+}
+
+/// Whether it is healthy, and a line for each reason.
+pub fn health(status: &Value) -> String {
+    let health = &status["health"];
+    if health.is_null() {
+        return String::new();
+    }
+    let mut text = format!(
+        "{}, {}\n",
+        if health["healthy"] == true { "healthy" } else { "UNHEALTHY" },
+        if health["ready"] == true { "ready" } else { "not ready" }
+    );
+    for reason in items(&health["reasons"]) {
+        let count = reason["count"].as_u64().map_or(String::new(), |count| format!(" ({count} since it began)"));
+        let seconds = reason["for_seconds"].as_f64().unwrap_or(0.0) as u64;
+        let (label, what) = (word(&reason["reason"]), word(&reason["what"]));
+        let _ = writeln!(text, "  {label}: {what}{count}, for {seconds} s");
+    }
+    text
+}
+
+fn ledger(ledger: &Value, text: &mut String) {
+    if ledger.is_null() {
+        return;
+    }
+    let sum = |keys: &[&str]| keys.iter().map(|key| number(&ledger[*key])).sum::<u64>();
+    let _ = writeln!(
+        text,
+        "ledger: {} on {}, run {}, {}; ledgers {} to {} kept, durable to {}, {} published",
+        word(&ledger["source"]),
+        ledger["address"].as_str().unwrap_or("no address yet"),
+        word(&ledger["run"]),
+        ledger["ended"].as_str().unwrap_or("running"),
+        number(&ledger["oldest"]),
+        number(&ledger["latest"]),
+        number(&ledger["durable"]),
+        number(&ledger["ledgers"])
+    );
+    let _ = writeln!(
+        text,
+        "  {} subscribers ({} live), {} bytes sent, {} given up as too slow, {} writes failed, {} ledgers lost{}",
+        number(&ledger["subscribers"]),
+        number(&ledger["live"]),
+        number(&ledger["sent_bytes"]),
+        sum(&["live_abandons", "write_timeouts"]),
+        sum(&["no_space", "disk_failed"]),
+        sum(&["unwritten_dropped", "lost_ledgers"]),
+        match ledger["relay"]["connected"].as_u64() {
+            Some(0) => "; THE UPSTREAM SERVER IS NOT CONNECTED",
+            _ => "",
+        }
+    );
 }
 
 fn rings(ring: &Value, text: &mut String) {
@@ -132,7 +186,14 @@ fn queues(capture: &Value, text: &mut String) {
 }
 
 fn feed(feed: &Value, text: &mut String) {
-    let _ = writeln!(text, "feed {}", word(&feed["feed"]));
+    let live = |(side, live): (&Value, &Value)| match (*live == true, feed["from_files"] == true) {
+        (true, _) => format!("{} live", word(side)),
+        (false, true) => format!("{} at its end", word(side)),
+        (false, false) => format!("{} SILENT", word(side)),
+    };
+    let sides: Vec<String> = items(&feed["sides"]).iter().zip(items(&feed["sides_live"])).map(live).collect();
+    let sides = if sides.is_empty() { String::new() } else { format!(": {}", sides.join(", ")) };
+    let _ = writeln!(text, "feed {}{sides}", word(&feed["feed"]));
     for stream in items(&feed["report"]["streams"]) {
         let _ = writeln!(
             text,
