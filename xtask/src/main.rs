@@ -19,6 +19,7 @@ mod fetch;
 mod golden;
 mod install;
 mod net;
+mod page;
 mod setup;
 mod shell;
 mod sim;

@@ -52,6 +52,10 @@ const NEEDS: &[Need] = &[
     need("dpkg-dev", Probe::Program("dpkg-shlibdeps"), "the package's dependencies", false),
     need("debootstrap", Probe::Program("debootstrap"), "the bare root of the installation test", false),
     need("curl", Probe::Program("curl"), "cargo xtask fetch", false),
+    need("chromium", Probe::Program("chromium"), "the test of the status page", false),
+    need("nodejs", Probe::Program("node"), "the same", false),
+    need("npm", Probe::Program("npm"), "the same", false),
+    need("tmux", Probe::Program("tmux"), "the test of sluice top", false),
 ];
 
 /// The toolchain that rebuilds the XDP program where Debian has one. `cargo build` never needs it: the built object is
@@ -73,6 +77,13 @@ pub fn run() -> Result<(), String> {
 /// Installs what is missing. Says nothing when nothing is.
 pub fn ensure() -> Result<(), String> {
     components()?;
+    packages()?;
+    crate::page::ensure();
+    Ok(())
+}
+
+/// Debian's packages.
+fn packages() -> Result<(), String> {
     let missing = missing();
     if missing.is_empty() {
         return Ok(());

@@ -77,6 +77,7 @@ fn steps(run: &mut Run) -> Result<(), String> {
     run.step("unit", |tally| cargo_test(tally, &["--workspace", "--lib", "--bins"], &[]))?;
     run.step("it", |tally| cargo_test(tally, &["-p", "sluice", "--test", "it"], &[]))?;
     run.step("sim", |tally| cargo_test(tally, &["-p", "sluice", "--test", "sim"], &[]))?;
+    run.step("page", |tally| cargo_test(tally, &["-p", "sluice", "--test", "page"], &["--test-threads=1"]))?;
     run.step("doc", |tally| cargo_test(tally, &["--workspace", "--doc"], &[]))?;
     run.step("net", net)?;
     run.step("bpf --check", bpf_check)?;
