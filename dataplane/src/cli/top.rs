@@ -376,9 +376,9 @@ impl Top {
             Tone::Plain => return Ok(()),
             Tone::Head => (None, Attribute::Bold),
             Tone::Dim => (None, Attribute::Dim),
-            Tone::Good => (Some(Color::Green), Attribute::NormalIntensity),
-            Tone::Warn => (Some(Color::Yellow), Attribute::Bold),
-            Tone::Bad => (Some(Color::Red), Attribute::Bold),
+            Tone::Good => (Some(Color::DarkGreen), Attribute::NormalIntensity),
+            Tone::Warn => (Some(Color::DarkYellow), Attribute::Bold),
+            Tone::Bad => (Some(Color::DarkRed), Attribute::Bold),
         };
         queue!(out, SetAttribute(attribute))?;
         match colour.filter(|_| self.colour) {
