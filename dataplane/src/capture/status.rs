@@ -11,7 +11,7 @@ use super::metrics;
 use super::plan::{FeedView, QueueView, SideView};
 use super::quality::{self, FeedBooks};
 use super::stats::{ArbiterCounter, QueueCounter, RawReason, SideCounter};
-use crate::feed::arbiter::{ArbiterReport, StreamReport};
+use crate::feed::arbiter::ArbiterReport;
 use crate::sync::health::Sign;
 use crate::sync::metrics::{Sample, Source};
 

@@ -8,15 +8,15 @@ use clap::{Parser, Subcommand};
 
 pub mod appliance;
 pub mod check;
-pub mod doctor;
 pub mod config_page;
+pub mod doctor;
 pub mod explain;
 pub mod feed;
 pub mod findings;
 pub mod ledger;
 pub mod log;
-pub mod pages;
 pub mod metrics;
+pub mod pages;
 pub mod panics;
 pub mod privileges;
 pub mod quality;

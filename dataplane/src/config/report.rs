@@ -14,6 +14,7 @@ const KEEP_MAX: u32 = 11_000;
 
 /// The form of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum LogFormat {
@@ -68,6 +69,7 @@ impl Serialize for TimeOfDay {
 
 /// `[report]`: the data-quality report per feed and day.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "appliance", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Report {
     /// The directory that each day's report is written to; none: the day that is not over is told on demand, and no more.

@@ -11,6 +11,7 @@ use super::ledger::{LedgerSync, Listen};
 use super::limits::{Amount, LIMITS, Limit};
 use super::load::Config;
 use super::quantity::{Bytes, Span};
+use super::report::TimeOfDay;
 use super::ring::{Linger, MirrorStart};
 
 /// A duration as `humantime` reads it.
@@ -48,6 +49,7 @@ as_schema!(
     "Start",
     json_schema!({"type": ["string", "integer"], "minimum": 1, "pattern": "^(latest|oldest|resume|[0-9]+)$"})
 );
+as_schema!(TimeOfDay, "TimeOfDay", json_schema!({"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"}));
 as_schema!(Listen, "Listen", json_schema!({"type": "string", "pattern": "^.*:[0-9]+$"}));
 
 /// The schema.
