@@ -155,10 +155,10 @@ impl Side {
         cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).stderr(Stdio::inherit());
         let text = shell::output(&mut cargo)?;
         let built = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let found = built
+        let mut found = built
             .filter(|told| told["target"]["name"] == part)
             .filter_map(|told| Some(told["executable"].as_str()?.to_string()));
-        let path = found.last().ok_or_else(|| format!("cargo names no program for the benchmark {part}"))?;
+        let path = found.next_back().ok_or_else(|| format!("cargo names no program for the benchmark {part}"))?;
         Ok(Program { path: path.into(), criterion: bench.criterion })
     }
 }
