@@ -80,7 +80,7 @@ impl Meter {
 /// A running server.
 pub enum Server {
     /// On cores of this process.
-    Inside(Inside),
+    Inside(Box<Inside>),
     /// On a host of its own.
     Linked(Linked),
 }
@@ -93,7 +93,10 @@ impl Server {
     pub fn start(settings: &Settings) -> Result<Server, Failure> {
         match &settings.args.link {
             Some(rate) => Linked::start(rate).map(Server::Linked),
-            None => Inside::start(settings, ([127, 0, 0, 1], 0).into()).map(Server::Inside),
+            None => {
+                let inside = Inside::start(settings, ([127, 0, 0, 1], 0).into())?;
+                Ok(Server::Inside(Box::new(inside)))
+            }
         }
     }
 
