@@ -226,6 +226,7 @@ pub fn descriptors(config: &Config) -> Vec<(String, u64)> {
 pub fn threads(config: &Config) -> Vec<String> {
     let used: Vec<&str> = config.cores.iter().map(|core| core.name.as_str()).collect();
     let mut threads: Vec<String> = ["main", "log", "control"].map(String::from).to_vec();
+    threads.extend((!config.feeds.is_empty()).then(|| "report".to_string()));
     threads.extend(used.iter().filter(|core| config::has_work(config, core)).map(|core| format!("core {core}")));
     threads.extend(config.stores.iter().map(|store| format!("files of store {}", store.name)));
     let named = |source: &str| source.parse::<std::net::SocketAddr>().is_err();

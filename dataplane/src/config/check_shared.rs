@@ -87,10 +87,17 @@ fn written(config: &Config) -> Vec<Written> {
             written.push(ledger("storage_dir", "stellar-core's own", &serve.storage_dir()));
         }
     }
+    if let Some(dir) = &config.report.dir {
+        written.push(Written {
+            key: "report: dir".into(),
+            owner: "where reports are written".into(),
+            path: lexical(dir),
+        });
+    }
     written
 }
 
-/// Each store, the kept ledgers and a ledger node have a directory of their own, and none lies in another's: what deletes the oldest
+/// Each store, the kept ledgers, a ledger node and the reports have a directory of their own, and none lies in another's: what deletes the oldest
 /// files, or copies a directory away, would meet files of somebody else.
 fn check_directories(config: &Config, findings: &mut Findings) {
     let written = written(config);
@@ -272,6 +279,11 @@ mod tests {
                 "/data/one",
                 "/data/two/one",
                 "store \"two\": path: leads to \"/data/two\", and \"/data/two/one\" inside of it is store \"one\"'s",
+            ),
+            (
+                "[control]",
+                "[report]\ndir = \"/data/one/reports\"\n[control]",
+                "report: dir: leads to \"/data/one/reports\", inside of \"/data/one\", which is store \"one\"'s",
             ),
             (
                 "/data/ledgers",

@@ -11,6 +11,7 @@ use super::check::{
 use super::check_ledger as ledger;
 use super::check_ring as ring;
 use super::check_shared::{CONTROL_MAX, DRAIN_MIN, STALL_MIN};
+use super::report::KEEP_MAX;
 use super::{Bytes, Span};
 
 /// A value of a key.
@@ -173,6 +174,8 @@ pub const LIMITS: &[Limit] = &[
     at_most("ledger.serve", "drain", Amount::Time(ledger::DEAD_MAX), ""),
     rule("ledger.serve", "listen", "beyond this host only with `cert`, `key` and `tokens`, or `insecure`"),
     rule("ledger.serve", "data_dir", "`ledgers` of it: one directory each, none inside of another's"),
+    count("report", "keep", 1, KEEP_MAX as i64, ""),
+    rule("report", "dir", "one directory each, none inside of another's"),
     time("control", "drain", DRAIN_MIN.0, CONTROL_MAX.0),
     time("control", "stall", STALL_MIN.0, CONTROL_MAX.0),
     rule("control", "listen", "beyond this host only with `insecure`"),

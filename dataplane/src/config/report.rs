@@ -10,7 +10,7 @@ use super::check::Findings;
 use super::load::Config;
 
 /// Days that can be kept: thirty years.
-const KEEP_MAX: u32 = 11_000;
+pub(super) const KEEP_MAX: u32 = 11_000;
 
 /// The form of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]

@@ -87,6 +87,7 @@ fn each_kind_of_site_has_its_example_and_says_what_its_host_must_have() {
         "demo",
         "demo-all",
         "demo-mirror",
+        "first-start",
         "ledger-node",
         "ledger-relay",
         "ring-hub",
@@ -95,7 +96,7 @@ fn each_kind_of_site_has_its_example_and_says_what_its_host_must_have() {
     ];
     assert_eq!(names, sites);
     for ((path, text), name) in files.iter().zip(&names) {
-        let is_example = name != "default" && !name.starts_with("demo");
+        let is_example = !["default", "first-start"].contains(&name.as_str()) && !name.starts_with("demo");
         assert!(!is_example || text.contains("\n# The host: "), "{}", path.display());
     }
     let page = include_str!("../../../docs/operating/configure.md");
