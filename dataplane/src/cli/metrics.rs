@@ -12,6 +12,7 @@ pub fn table() -> Vec<(&'static str, Vec<Metric>)> {
     capture.extend(capture::links::metrics());
     vec![
         ("Process", runtime::vitals::metrics()),
+        ("Health", runtime::health::metrics()),
         ("Capture", capture),
         ("Store", store::plan::metrics()),
         ("Report", quality::metrics()),

@@ -45,6 +45,9 @@ pub fn clean(text: &str) -> String {
 
 /// `text` in exactly `columns`, cut with "…" or filled with blanks.
 fn fit(text: &str, columns: usize, right: bool) -> String {
+    if columns == 0 {
+        return String::new();
+    }
     let text = clean(text);
     let width = text.width();
     if width <= columns {
@@ -154,7 +157,23 @@ pub fn lines(status: &Value, rates: &Rates, columns: usize) -> Vec<Line> {
     view.rings();
     view.ledger();
     view.cores();
-    view.lines
+    view.lines.into_iter().map(|line| cut(line, columns)).collect()
+}
+
+/// What of a line a narrow terminal has room for.
+fn cut(line: Line, columns: usize) -> Line {
+    let mut left = columns;
+    let mut parts = Vec::new();
+    for (text, tone) in line {
+        let width = text.width();
+        if width > left {
+            parts.push((fit(&text, left, false), tone));
+            break;
+        }
+        left -= width;
+        parts.push((text, tone));
+    }
+    parts
 }
 
 impl View<'_> {

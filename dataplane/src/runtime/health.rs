@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::launch::Pulse;
 use crate::sync::health::{HealthReason, Level, Shape, Sign};
-use crate::sync::metrics::{Kind, Sample, Source, Sources};
+use crate::sync::metrics::{Metric, Sample, Source, Sources};
 use crate::sys::clock;
 
 /// How often the signs are looked at.
@@ -21,6 +21,19 @@ const SECOND: i64 = 1_000_000_000;
 /// Most time that passes between two looks: four times what is between them. The rest was a stop of the whole process
 /// (SIGSTOP, a suspended machine), for which nobody's silence is to be blamed.
 const AWAKE_NS_MAX: i64 = SECOND;
+const REASONS: Metric = Metric::gauge(
+    "sluice_health_reasons",
+    &["reason"],
+    "Reasons there are now, by kind: see the table in docs/operating/monitor.md",
+);
+const HEALTHY: Metric = Metric::gauge("sluice_health_healthy", &[], "Whether /healthz answers 200");
+const READY: Metric = Metric::gauge("sluice_health_ready", &[], "Whether /readyz answers 200");
+
+/// The metrics of this board.
+pub fn metrics() -> Vec<Metric> {
+    vec![HEALTHY, READY, REASONS]
+}
+
 /// How long a state must be away before its reason ends: longer than the pause of a mirror's reconnections.
 const CALM_NS: i64 = 5 * SECOND;
 /// How long a count must stand still before its reason ends: four scrapes of 15 s see it.
@@ -333,20 +346,12 @@ impl Source for HealthBoard {
     fn samples(&self, out: &mut Vec<Sample>) {
         let verdict = self.verdict();
         for reason in HealthReason::ALL {
-            out.push(Sample {
-                name: "sluice_health_reasons",
-                help: "Reasons there are now, by kind: see the table in docs/operating/monitor.md",
-                kind: Kind::Gauge,
-                labels: vec![("reason", reason.label().to_string())],
-                value: verdict.reasons.iter().filter(|held| held.reason == *reason).count() as f64,
-            });
+            let count = verdict.reasons.iter().filter(|held| held.reason == *reason).count();
+            out.push(REASONS.sample(&[reason.label()], count as f64));
         }
-        let states: [(&'static str, &'static str, bool); 2] = [
-            ("sluice_health_healthy", "Whether /healthz answers 200", verdict.unhealthy().next().is_none()),
-            ("sluice_health_ready", "Whether /readyz answers 200", verdict.not_ready().next().is_none()),
-        ];
-        for (name, help, value) in states {
-            out.push(Sample { name, help, kind: Kind::Gauge, labels: Vec::new(), value: f64::from(u8::from(value)) });
+        let states = [(HEALTHY, verdict.unhealthy().next().is_none()), (READY, verdict.not_ready().next().is_none())];
+        for (metric, value) in states {
+            out.push(metric.sample(&[], f64::from(u8::from(value))));
         }
     }
 

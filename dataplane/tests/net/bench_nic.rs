@@ -79,6 +79,7 @@ fn the_generator_is_checked_against_a_sink() {
 }
 
 #[test]
+#[ignore = "half a minute: cargo xtask deep scripts"]
 fn the_rate_without_loss_is_searched() {
     let Some(result) = result_of("no_drop_rate.py", &[]) else { return };
     let summary = &result["summary"]["128"];
@@ -99,6 +100,7 @@ fn bursts_climb_the_ladder() {
 }
 
 #[test]
+#[ignore = "half a minute: cargo xtask deep scripts"]
 fn one_flow_and_many_are_measured() {
     let Some(result) = result_of("flows.py", &[]) else { return };
     let summary = result["summary"].as_object().expect("cells");
@@ -110,6 +112,7 @@ fn one_flow_and_many_are_measured() {
 }
 
 #[test]
+#[ignore = "half a minute: cargo xtask deep scripts"]
 fn queries_and_an_export_run_past_a_wrap() {
     let Some(result) = result_of("queries.py", &[]) else { return };
     assert_eq!(result["summary"]["wrapped"], true, "{}", result["trials"][0]["line"]);
@@ -118,6 +121,7 @@ fn queries_and_an_export_run_past_a_wrap() {
 }
 
 #[test]
+#[ignore = "half a minute: cargo xtask deep scripts"]
 fn faults_leave_the_books_that_are_expected() {
     let Some(result) = result_of("faults.py", &[]) else { return };
     let summary = result["summary"].as_object().expect("faults");
@@ -153,6 +157,7 @@ fn python_test(name: &str) {
 
 /// The captures of `cargo xtask bench peers`, small: ours twice, our stages, and what of Debian's tools is here.
 #[test]
+#[ignore = "half a minute: cargo xtask deep scripts"]
 fn captures_stand_beside_one_another() {
     if !netns::can() || !python() {
         return;

@@ -582,8 +582,7 @@ mod tests {
         let command = Line::command();
         let flags: Vec<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
         let file = include_str!("../../../../config/default.toml");
-        let section =
-            file.split_once("[ledger.serve]").expect("the section").1.split_once("[control]").expect("next").0;
+        let section = file.split_once("[ledger.serve]").expect("the section").1.split_once("\n[").expect("next").0;
         let mut keys = 0;
         for line in section.lines() {
             let Some((key, _)) = line.trim_start_matches("# ").split_once(" = ") else { continue };
