@@ -108,6 +108,7 @@ mod tests {
             assert!(names.insert(name), "{name} is there twice");
             let prefixes: &[&str] = match job {
                 "Process" => &["sluice_process_", "sluice_clock_", "sluice_core_", "sluice_log_"],
+                "Health" => &["sluice_health_"],
                 "Capture" => &["sluice_capture_"],
                 "Store" => &["sluice_store_"],
                 "Report" => &["sluice_report_"],
