@@ -30,14 +30,27 @@ const LEDGERS: &str = "127.0.0.1:8462";
 /// How much memory may come in the second half of a run that does the same as the first: a kept ledger's pages, a table that doubles.
 const GROWTH_KIB_MAX: u64 = 24 << 10;
 
+/// Descriptors that may differ between two looks: a segment more or less is open, a client of the control server is just there. What
+/// each round lets go is 72 connections.
+const DESCRIPTORS_MORE_MAX: usize = 8;
+
 /// What is in the process beside capture and store.
 fn sections(ring: &Shm) -> String {
     format!(
         "stall = \"10s\"\n[[ring.serve]]\nname = \"deep\"\ncore = \"work\"\nring = \"{}\"\nbind = \"{MIRRORED}\"\n\
          [ledger.serve]\ncore = \"work\"\nlisten = \"{LEDGERS}\"\nsource = \"synthetic\"\nsynthetic_size = \"64KiB\"\n\
-         synthetic_interval = \"50ms\"\nemit_window = \"5ms\"\nretention = 100\ndata_dir = \"ledgers\"\nspin = \"never\"\n",
+         synthetic_interval = \"50ms\"\nemit_window = \"5ms\"\nretention = 40\ndata_dir = \"ledgers\"\nspin = \"never\"\n",
         ring.text()
     )
+}
+
+/// Ends the load, also when a test fails: its scope waits for it.
+struct Load<'a>(&'a AtomicBool);
+
+impl Drop for Load<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Sends the same segments into both sides until it is told to stop; returns how many.
@@ -140,6 +153,7 @@ fn under_load_and_faults_nothing_is_lost_uncounted_and_nothing_leaks() {
         let (mut resident, mut open) = (Vec::new(), Vec::new());
         std::thread::scope(|scope| {
             // Frames leave through this namespace's interfaces: the thread is made in it.
+            let _load = Load(&stop);
             scope.spawn(|| load(7, [&a, &b], &stop, &sent));
             run.until("messages come", |status| emitted(status) > 1_000);
             for _ in 0..3 {
@@ -153,10 +167,9 @@ fn under_load_and_faults_nothing_is_lost_uncounted_and_nothing_leaks() {
                 open.push(idle);
                 resident.push(resident_kib(run.id()));
             }
-            stop.store(true, Ordering::Relaxed);
         });
         eprintln!("{} segments a side; resident KiB {resident:?}, descriptors {open:?}", sent.load(Ordering::Relaxed));
-        assert!(open[2] <= open[1], "descriptors after each round: {open:?}");
+        assert!(open[2] <= open[1] + DESCRIPTORS_MORE_MAX, "descriptors after each round: {open:?}");
         assert!(resident[2] <= resident[1] + GROWTH_KIB_MAX, "KiB after each round: {resident:?}");
         run.until("what is in flight arrives", |status| residue(status) == 0);
         // Whoever comes last gets all that there is, as it was published.
@@ -202,6 +215,7 @@ fn what_was_durable_before_a_kill_is_there_and_the_next_start_goes_on() {
             let run = Run::start(directory, &config);
             let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
             std::thread::scope(|scope| {
+                let _load = Load(&stop);
                 scope.spawn(|| load(10 + round, [&a, &b], &stop, &sent));
                 let enough = |status: &Value| status["stores"][0]["stored"].as_u64().expect("a count") > 800;
                 let status = run.until("messages are on the disk", enough);
@@ -212,7 +226,6 @@ fn what_was_durable_before_a_kill_is_there_and_the_next_start_goes_on() {
                 assert!(latest >= ledgers, "round {round}: ledger {latest}, before the kill {ledgers}");
                 ledgers = latest.saturating_sub(1);
                 run.kill();
-                stop.store(true, Ordering::Relaxed);
             });
             let verified = output(directory, &["store", "verify", "store"]);
             assert!(matches!(verified.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&verified.stderr));
