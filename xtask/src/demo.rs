@@ -248,15 +248,20 @@ impl Demo {
         println!();
         print!("{}", shell::output(&mut self.sluice(&["stat", "--from", "report.json"]))?);
         println!();
-        let mut faults = compare(&status, &truth);
+        let faults = compare(&status, &truth);
+        self.verdict(&status, faults, "the truth file matches, the residue is 0")
+    }
+
+    /// Adds what the books and the store say to the differences found so far; `good` is said where there is none.
+    fn verdict(&self, status: &Value, mut faults: Vec<String>, good: &str) -> Result<(), String> {
         let residue = status["capture"]["residue"].as_u64();
         if residue != Some(0) {
             faults.push(format!("the conservation table's residue is {residue:?}"));
         }
-        self.store(&status, &mut faults)?;
+        self.store(status, &mut faults)?;
         self.say(&format!("the whole run is in {}", self.folder.display()));
         if faults.is_empty() {
-            println!("the truth file matches, the residue is 0");
+            println!("{good}");
             return Ok(());
         }
         Err(format!("the demo found differences:\n  {}", faults.join("\n  ")))

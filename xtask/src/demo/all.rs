@@ -120,17 +120,7 @@ impl Demo {
             println!("  {row}");
             faults.extend((row.residue() != 0).then(|| row.to_string()));
         }
-        let residue = status["capture"]["residue"].as_u64();
-        if residue != Some(0) {
-            faults.push(format!("the conservation table's residue is {residue:?}"));
-        }
-        self.store(&status, &mut faults)?;
-        self.say(&format!("the whole run is in {}", self.folder.display()));
-        if faults.is_empty() {
-            println!("the truth file matches, every residue from the wire to the mirror's reader is 0");
-            return Ok(());
-        }
-        Err(format!("the demo found differences:\n  {}", faults.join("\n  ")))
+        self.verdict(&status, faults, "the truth file matches, every residue from the wire to the mirror's reader is 0")
     }
 
     fn rows(&self, status: &Value, mirror: &Value, sent: u64, dropped: u64) -> Result<Vec<Row>, String> {

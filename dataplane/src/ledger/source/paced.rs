@@ -11,7 +11,8 @@ use crate::units::NANOS_PER_MILLI;
 /// What is given before the room can be filled, at least. A core that looks all the time has then only this much to
 /// hash when a chunk's last byte is due, not 256 KiB (25 µs).
 const PIECE_BYTES: usize = 32 << 10;
-/// How long after a ledger's end the next but one is made, at most: those who receive the last one are left in peace until then.
+/// How long after a ledger's end the next but one is made, at most: those who receive the last one are left in peace until then. A ledger of 14.5 MiB
+/// as it is takes a link of 5 Gbit/s 25 ms; making one takes 5 ms of some CPU.
 const ANOTHER_NS_MAX: i64 = 60 * NANOS_PER_MILLI;
 
 /// A ledger that begins so much after it was due begins a new grid. A core that wakes up late for it, even on a busy host, does not.
