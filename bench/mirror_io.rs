@@ -16,6 +16,8 @@ use sluice::sys::cpu;
 use sluice::sys::udp::{CALL_MESSAGES, ReceiveBatch, Sent, UdpSocket};
 use sluice::sys::uring::CoreRing;
 
+mod common;
+
 const DATAGRAM_BYTES: usize = 64 + 16;
 const ROUNDS: usize = 5;
 const SAMPLES: u64 = 4_000;
@@ -185,8 +187,7 @@ fn median(mut rows: Vec<[u64; 4]>) -> [u64; 4] {
 }
 
 fn main() {
-    let small = std::env::args().any(|arg| arg == "--test");
-    let rounds = if small { 1 } else { ROUNDS };
+    let rounds = if common::is_test() { 1 } else { ROUNDS };
     let mut cases = Vec::new();
     for rate in [10_000, 50_000] {
         for park in [false, true] {

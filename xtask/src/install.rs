@@ -65,6 +65,16 @@ pub fn step(tally: &mut test::Tally) -> Result<(), String> {
     one.success.then_some(()).ok_or_else(|| "the installation failed".into())
 }
 
+/// Makes the bare root of the installation's step on a thread of its own, where that step will need one: most of it is
+/// waiting for a mirror. Its failure is that step's to tell, which tries again.
+pub fn ahead() -> std::thread::JoinHandle<()> {
+    std::thread::spawn(|| {
+        if shell::is_root() {
+            let _ = root::bootstrap_ahead();
+        }
+    })
+}
+
 /// Makes what is installed and a root for it, then runs this program in namespaces of its own.
 fn outside(release: bool, binary: Option<PathBuf>) -> Result<test::Tally, String> {
     crate::setup::ensure()?;

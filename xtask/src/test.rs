@@ -68,12 +68,15 @@ fn stolen_ticks() -> u64 {
 
 fn steps(run: &mut Run) -> Result<(), String> {
     run.step("setup", |_| crate::setup::ensure())?;
+    let root = crate::install::ahead();
     run.step("format", |_| shell::run(&mut shell::cargo(&["fmt", "--all", "--check"])))?;
     run.step("clippy", |_| {
         let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
         shell::run(&mut shell::cargo(&args))
     })?;
     run.step("tidy", |_| crate::tidy::run())?;
+    // Nothing else runs beside tests.
+    run.step("bare root", |_| root.join().map_err(|_| "the thread that makes it panicked".into()))?;
     run.step("unit", |tally| cargo_test(tally, &["--workspace", "--lib", "--bins"], &[]))?;
     run.step("it", |tally| cargo_test(tally, &["-p", "sluice", "--test", "it"], &[]))?;
     run.step("sim", |tally| cargo_test(tally, &["-p", "sluice", "--test", "sim"], &[]))?;

@@ -24,13 +24,20 @@ pub struct Root {
     init: Option<u32>,
 }
 
+/// What the package of the tests' build depends on. Only a guess, so that the bare root can be made before the package is:
+/// where it is wrong, `prepare` makes the right one.
+const EXPECTED: &[&str] = &["libc6", "libelf1", "libgcc-s1", "libpcap0.8", "systemd", "zlib1g"];
+
+/// Makes the bare root that will probably be needed, if there is none yet.
+pub fn bootstrap_ahead() -> Result<(), String> {
+    let packages: Vec<String> = EXPECTED.iter().map(|name| name.to_string()).collect();
+    made(&packages).map(drop)
+}
+
 /// Makes the bare root for this package, if there is none yet, and removes what an earlier run has left.
 pub fn prepare(package: &Path) -> Result<(), String> {
     remove_copies()?;
-    let bare = bare(package)?;
-    if !bare.is_dir() {
-        bootstrap(&bare, &wanted(package)?)?;
-    }
+    let bare = made(&wanted(package)?)?;
     shell::empty_folder(&copies())?;
     // For the process in the namespaces.
     shell::write(&copies().join("bare"), &bare.display().to_string())
@@ -71,12 +78,21 @@ fn names(depends: &str) -> Vec<String> {
     names
 }
 
-/// Where the bare root of this release and these packages is kept.
-fn bare(package: &Path) -> Result<PathBuf, String> {
+/// The bare root of this release with these packages, made if there is none yet.
+fn made(packages: &[String]) -> Result<PathBuf, String> {
+    let bare = bare(packages)?;
+    if !bare.is_dir() {
+        bootstrap(&bare, packages)?;
+    }
+    Ok(bare)
+}
+
+/// Where it is kept.
+fn bare(packages: &[String]) -> Result<PathBuf, String> {
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
     let cache = cache.ok_or("neither XDG_CACHE_HOME nor HOME is set: there is no place for the bare root")?;
-    let name = format!("{}-{}-{}", suite()?, std::env::consts::ARCH, wanted(package)?.join("-"));
+    let name = format!("{}-{}-{}", suite()?, std::env::consts::ARCH, packages.join("-"));
     Ok(cache.join("sluice/bare-root").join(name))
 }
 

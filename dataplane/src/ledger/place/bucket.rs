@@ -32,6 +32,9 @@ impl Bucket {
     /// Opens `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
     pub(super) fn open(url: &str) -> Result<Bucket, PlaceError> {
         let failed = |error: &dyn std::fmt::Display| PlaceError::Store { key: url.into(), message: error.to_string() };
+        // The stores' HTTP client takes the process's default. One that is set already (by a program that embeds this) is
+        // as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let store: Arc<dyn ObjectStore> = match url.split_once("://") {
             Some(("s3", _)) => Arc::new(AmazonS3Builder::from_env().with_url(url).build().map_err(|e| failed(&e))?),
             Some(("gs", _)) => {
@@ -130,6 +133,13 @@ async fn fetch(store: Arc<dyn ObjectStore>, path: Path) -> Fetched {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each store's client is made here, with its cryptography; where that is not chosen, the making panics.
+    #[test]
+    fn a_bucket_is_opened_without_a_word_to_it() {
+        let bucket = Bucket::open("s3://bucket/some/prefix").expect("opened");
+        assert_eq!(bucket.name("key"), "s3://bucket/some/prefix/key");
+    }
 
     #[test]
     fn objects_come_back_from_a_store_under_a_prefix() {
