@@ -17,6 +17,8 @@ use crate::sync::counters::counters;
 use crate::sys::file::open_to_all;
 use crate::sys::random;
 use crate::sys::resolve::Resolver;
+use crate::sys::shm::{RingFile, ShmError};
+use crate::wire::ring::MAGIC;
 
 /// Longest key file: a key is read whole, and nothing that long is a key.
 const KEY_FILE_BYTES_MAX: u64 = 1_024;
@@ -216,7 +218,8 @@ pub fn read_key(path: &Path) -> Result<PresharedKey, String> {
     PresharedKey::new(&bytes).map_err(|error| told(error.to_string()))
 }
 
-/// What of the ring job's files `run` would refuse: each key file that cannot be a key.
+/// What of the ring job's files `run` would refuse: each key file that cannot be a key, and what stands in a ring's place and is
+/// none.
 pub fn check_files(config: &Config) -> Vec<Finding> {
     let serves = config.ring.serves.iter().map(|serve| ("serve", &serve.name, &serve.key_file));
     let mirrors = config.ring.mirrors.iter().map(|mirror| ("mirror", &mirror.name, &mirror.key_file));
@@ -227,7 +230,26 @@ pub fn check_files(config: &Config) -> Vec<Finding> {
             let what = what.strip_prefix("key_file ").map_or(what.clone(), String::from);
             Some(Finding { key: format!("ring.{kind} \"{name}\": key_file"), what })
         })
+        .chain(
+            ring_files(config)
+                .filter(|(_, path)| RingFile::is_refused(path, MAGIC))
+                .map(|(key, path)| Finding { key, what: ShmError::NoRing(path.into()).to_string() }),
+        )
         .collect()
+}
+
+/// The files that become rings, with the keys that name them.
+fn ring_files(config: &Config) -> impl Iterator<Item = (String, &Path)> {
+    let feeds = config
+        .feeds
+        .iter()
+        .filter_map(|feed| Some((format!("feed \"{}\": publish", feed.name), feed.publish.as_deref()?)));
+    let copies = config
+        .ring
+        .mirrors
+        .iter()
+        .map(|mirror| (format!("ring.mirror \"{}\": ring", mirror.name), mirror.ring.as_path()));
+    feeds.chain(copies)
 }
 
 /// What of the ring job's files `run` lives with: keys that every user of the host may read, rings in folders that are not there
@@ -244,16 +266,7 @@ pub fn warn_files(config: &Config) -> Vec<Finding> {
             what: format!("\"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""),
         })
     });
-    let feeds = config
-        .feeds
-        .iter()
-        .filter_map(|feed| Some((format!("feed \"{}\": publish", feed.name), feed.publish.as_deref()?)));
-    let copies = config
-        .ring
-        .mirrors
-        .iter()
-        .map(|mirror| (format!("ring.mirror \"{}\": ring", mirror.name), mirror.ring.as_path()));
-    let lost = feeds.chain(copies).filter_map(|(key, path)| {
+    let lost = ring_files(config).filter_map(|(key, path)| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())?;
         let what = format!(
             "is \"{}\", but \"{}\" is no directory of this host: make it before the start",
@@ -270,6 +283,19 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_file_that_is_no_ring_is_told_of_before_it_would_be_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("capture.pcap");
+        std::fs::write(&path, "a capture").expect("writes");
+        let mut config = Config::default();
+        config.ring.mirrors.push(config::Mirror::new("m", "c", "127.0.0.1:1", path));
+        let told = check_files(&config);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!(told[0].key, "ring.mirror \"m\": ring");
+        assert!(told[0].what.contains("is no ring"), "{told:?}");
+    }
 
     #[test]
     fn keys_are_read_and_others_are_refused_by_name() {

@@ -99,7 +99,7 @@ impl Writer {
         let layout = |source| RingError::Layout { path: place.path.into(), source };
         geometry.check().map_err(layout)?;
         let bytes = geometry.file_bytes().expect("checked");
-        let file = RingFile::create(place.path, bytes, place.mode)?;
+        let file = RingFile::create(place.path, bytes, place.mode, MAGIC)?;
         let (huge_pages, numa_node) = (place.huge_pages, place.numa_node);
         match file.map(&MapOptions { writable: true, prefault: true, huge_pages, numa_node }) {
             Ok(mapping) => Ok(Writer::on_zeros(mapping, Some(file), place.keep, header, first)),

@@ -12,7 +12,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -44,6 +44,11 @@ pub enum ShmError {
     /// Another process holds the file as its creator.
     #[error("{} has a producer already (its lock is held): stop it first, or use another path", .0.display())]
     InUse(PathBuf),
+    /// Something else stands at the path.
+    #[error(
+        "{} is there already and is no ring: it is not replaced; take another path, or remove the file", .0.display()
+    )]
+    NoRing(PathBuf),
     /// Others replace the file as fast as it is created.
     #[error("{} was replaced {ATTEMPTS_MAX} times while it was created: another producer starts over and over", .0.display())]
     Contended(PathBuf),
@@ -128,11 +133,13 @@ pub struct RingFile {
 
 impl RingFile {
     /// Creates the file with `bytes` of zeros (reserved: a full file system is an error here, not a signal later), locked as
-    /// its creator's. A file that nobody holds is replaced by a new inode.
+    /// its creator's. A ring (a file that begins with `magic`) that nobody holds is replaced by a new inode, and so is what
+    /// is left of a creator that died before it wrote its magic; nothing else is.
     ///
     /// # Errors
-    /// The lock is held by another ([`ShmError::InUse`]), or the kernel refuses.
-    pub fn create(path: &Path, bytes: u64, mode: u32) -> Result<RingFile, ShmError> {
+    /// The lock is held by another ([`ShmError::InUse`]), what stands there is no ring ([`ShmError::NoRing`]), or the kernel
+    /// refuses.
+    pub fn create(path: &Path, bytes: u64, mode: u32, magic: u64) -> Result<RingFile, ShmError> {
         let mut in_use = false;
         for _ in 0..ATTEMPTS_MAX {
             let (file, is_new) = match open_new(path, mode) {
@@ -156,6 +163,9 @@ impl RingFile {
                 continue;
             }
             if !is_new {
+                if !ring.is_ring(magic).map_err(|source| error(path, "read", source))? {
+                    return Err(ShmError::NoRing(path.into()));
+                }
                 // Never taken over, not even empty: who made it may shorten it under our mapping, and its mode is his.
                 std::fs::remove_file(path).map_err(|source| error(path, "replace", source))?;
                 continue;
@@ -168,6 +178,40 @@ impl RingFile {
             return Ok(ring);
         }
         Err(if in_use { ShmError::InUse(path.into()) } else { ShmError::Contended(path.into()) })
+    }
+
+    /// Whether [`RingFile::create`] would refuse what stands at the path because it is no ring. What cannot be looked at is not
+    /// refused here.
+    pub fn is_refused(path: &Path, magic: u64) -> bool {
+        match open_plain(path, false) {
+            Ok(file) => RingFile::of(file, path).is_ok_and(|ring| !ring.is_ring(magic).unwrap_or(true)),
+            // No plain file.
+            Err(source) => source.raw_os_error().is_none() || source.kind() == io::ErrorKind::IsADirectory,
+        }
+    }
+
+    /// Whether the file is a ring, or one that its creator had not finished: no magic yet, and nothing but zeros and the
+    /// words of header and arena.
+    fn is_ring(&self, magic: u64) -> io::Result<bool> {
+        /// Words that a creator writes before the magic, at most: a header's, and the arena's two.
+        const UNFINISHED_WORDS_MAX: usize = 16 + 2;
+        let mut block = vec![0; 1 << 20];
+        let (mut at, mut words) = (0, 0);
+        loop {
+            let length = self.file.read_at(&mut block, at)?;
+            let read = &block[..length];
+            if at == 0 && read.starts_with(&magic.to_ne_bytes()) {
+                return Ok(true);
+            }
+            if at == 0 && read.iter().take(size_of::<u64>()).any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            words += read.chunks(size_of::<u64>()).filter(|word| word.iter().any(|byte| *byte != 0)).count();
+            if length == 0 || words > UNFINISHED_WORDS_MAX {
+                return Ok(words <= UNFINISHED_WORDS_MAX);
+            }
+            at += length as u64;
+        }
     }
 
     /// Opens an existing file, to write as well if `writable`.
@@ -838,13 +882,14 @@ mod tests {
         }
     }
 
+    const MAGIC: u64 = 0x1234_5678_9abc_def0;
     const WRITABLE: MapOptions = MapOptions { writable: true, prefault: true, huge_pages: false, numa_node: None };
 
     #[test]
     fn a_file_has_one_creator_and_a_new_one_a_new_inode() {
         let path = Removed(path("creator"));
-        let first = RingFile::create(&path.0, 8192, 0o600).expect("created");
-        assert!(matches!(RingFile::create(&path.0, 8192, 0o600), Err(ShmError::InUse(_))));
+        let first = RingFile::create(&path.0, 8192, 0o600, MAGIC).expect("created");
+        assert!(matches!(RingFile::create(&path.0, 8192, 0o600, MAGIC), Err(ShmError::InUse(_))));
         let watcher = RingFile::open(&path.0, false).expect("opened");
         assert!(!watcher.creator_is_gone());
         assert_eq!(watcher.path_now(), PathNow::Same);
@@ -856,7 +901,7 @@ mod tests {
         assert!(watcher.creator_is_gone());
         drop((first, outlives));
         assert!(watcher.creator_is_gone());
-        let second = RingFile::create(&path.0, 4096, 0o600).expect("created in its place");
+        let second = RingFile::create(&path.0, 4096, 0o600, MAGIC).expect("created in its place");
         assert_ne!(second.inode(), watcher.inode());
         assert_eq!(watcher.path_now(), PathNow::Replaced);
         assert_eq!(mapping.read_words(8, 1)[0].load(Ordering::Relaxed), 7, "the old one stays whole");
@@ -866,17 +911,44 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_ring_is_left_alone() {
+        let path = Removed(path("foreign"));
+        let mut image = vec![0; 1 << 20];
+        image[40_000..].fill(7);
+        for bytes in
+            [&b"a text"[..], &b"a longer text than a header has"[..], &image, &[0, 0, 0, 0, 0, 0, 0, 0, 1].repeat(99)]
+        {
+            std::fs::write(&path.0, bytes).expect("a writable folder");
+            assert!(RingFile::is_refused(&path.0, MAGIC));
+            let error = RingFile::create(&path.0, 4096, 0o600, MAGIC).expect_err("no ring");
+            assert!(matches!(error, ShmError::NoRing(_)), "{error}");
+            assert_eq!(std::fs::read(&path.0).expect("there"), bytes);
+        }
+        let mut unfinished = vec![0; 8 << 10];
+        unfinished[8..128].fill(3);
+        unfinished[4096..4112].fill(3);
+        for bytes in [Vec::new(), vec![0; 5], unfinished, [&MAGIC.to_ne_bytes()[..], b"anything"].concat()] {
+            std::fs::write(&path.0, &bytes).expect("a writable folder");
+            assert!(!RingFile::is_refused(&path.0, MAGIC));
+            RingFile::create(&path.0, 4096, 0o600, MAGIC).expect("replaced").unlink();
+        }
+        assert!(RingFile::is_refused(Path::new("/dev/shm"), MAGIC));
+        assert!(RingFile::is_refused(Path::new("/dev/null"), MAGIC));
+        assert!(!RingFile::is_refused(&path.0, MAGIC), "nothing is there");
+    }
+
+    #[test]
     fn what_stands_there_is_replaced_even_if_it_is_empty() {
         use std::os::unix::fs::PermissionsExt;
         let path = Removed(path("stray"));
         let stray = File::create(&path.0).expect("a writable folder");
         std::fs::set_permissions(&path.0, std::fs::Permissions::from_mode(0o666)).expect("ours");
-        let ring = RingFile::create(&path.0, 4096, 0o600).expect("replaces it");
+        let ring = RingFile::create(&path.0, 4096, 0o600, MAGIC).expect("replaces it");
         let mode = std::fs::metadata(&path.0).expect("there").mode();
         assert_eq!(mode & 0o777, 0o600, "not the stray one's");
         assert_ne!(stray.metadata().expect("open").ino(), ring.inode().1);
         drop(ring);
-        RingFile::create(&path.0, u64::MAX, 0o600).expect_err("no file is that long");
+        RingFile::create(&path.0, u64::MAX, 0o600, MAGIC).expect_err("no file is that long");
         assert!(!path.0.exists(), "what did not become a ring does not stay");
     }
 
@@ -890,7 +962,7 @@ mod tests {
             RingFile::open(&path.0, false).expect_err("no file"),
             RingFile::open(&path.0, true).expect_err("no file"),
             RingFile::adopt(&path.0).expect_err("no file"),
-            RingFile::create(&path.0, 4096, 0o600).expect_err("no file"),
+            RingFile::create(&path.0, 4096, 0o600, MAGIC).expect_err("no file"),
         ] {
             assert!(error.to_string().contains("no plain file"), "{error}");
         }
@@ -899,7 +971,7 @@ mod tests {
     #[test]
     fn a_file_is_adopted_as_it_is() {
         let path = Removed(path("adopt"));
-        let first = RingFile::create(&path.0, 4096, 0o600).expect("created");
+        let first = RingFile::create(&path.0, 4096, 0o600, MAGIC).expect("created");
         assert!(matches!(RingFile::adopt(&path.0), Err(ShmError::InUse(_))));
         let inode = first.inode();
         drop(first);
@@ -910,7 +982,7 @@ mod tests {
     #[test]
     fn byte_locks_tell_who_lives() {
         let path = Removed(path("bytes"));
-        let creator = RingFile::create(&path.0, 4096, 0o600).expect("created");
+        let creator = RingFile::create(&path.0, 4096, 0o600, MAGIC).expect("created");
         let reader = RingFile::open(&path.0, true).expect("opened");
         assert!(reader.lock_bytes(128, 64));
         assert_eq!(creator.bytes_are_locked(128, 64), Some(true));
@@ -923,7 +995,7 @@ mod tests {
     #[test]
     fn what_the_host_cannot_give_is_said() {
         let path = Removed(path("numa"));
-        let file = RingFile::create(&path.0, 4096, 0o600).expect("created");
+        let file = RingFile::create(&path.0, 4096, 0o600, MAGIC).expect("created");
         let error = file.map(&MapOptions { numa_node: Some(1000), ..WRITABLE }).expect_err("no host has it");
         assert!(error.to_string().contains("NUMA node 1000"), "{error}");
         let error = file.map(&MapOptions { huge_pages: true, ..WRITABLE }).expect_err("too small");
