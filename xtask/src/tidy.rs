@@ -2,7 +2,7 @@
 //!
 //! Each rule is a function from text to findings, so that its test is a good and a bad sample. The rules: who may use
 //! whom; pure files stay pure; the kernel's crates and unsafe code stay in their modules; the head of each mod.rs;
-//! nothing unfinished; no path of one developer's machine; the top level; the packages that must be in use; generated
+//! nothing unfinished; no path of one developer's machine; no document cited that is not here; the top level; the packages that must be in use; generated
 //! pages current.
 
 use std::path::Path;
@@ -25,14 +25,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("store", JOB),
     ("ring", JOB),
     ("ledger", JOB),
-    ("host", JOB),
     ("doctor", &["config", "sys", "units"]),
     (
         "cli",
-        &[
-            "doctor", "host", "capture", "store", "ring", "ledger", "runtime", "config", "feed", "wire", "sync", "sys",
-            "units",
-        ],
+        &["doctor", "capture", "store", "ring", "ledger", "runtime", "config", "feed", "wire", "sync", "sys", "units"],
     ),
     ("main", &["cli"]),
 ];
@@ -85,6 +81,7 @@ pub fn run() -> Result<(), String> {
         let Ok(bytes) = std::fs::read(root.join(name)) else { continue };
         let Ok(text) = String::from_utf8(bytes) else { continue };
         findings.extend(machine_paths(name, &text));
+        findings.extend(outside_documents(name, &text));
         if name.ends_with(".rs") {
             findings.extend(rust_file(name, &text, &mut used));
         }
@@ -339,6 +336,24 @@ fn machine_paths(name: &str, text: &str) -> Findings {
     findings
 }
 
+/// No citation of a document that a reader of the repository has not.
+fn outside_documents(name: &str, text: &str) -> Findings {
+    // Taken apart, so that this file does not find itself.
+    let marks = [concat!("CON", "TRACTS"), concat!("FEA", "TURES.md"), concat!("STY", "LE.md"), concat!("spe", "c/")];
+    let mut findings = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let cited = |mark: &&&str| line.match_indices(**mark).any(|(at, _)| begins_a_word(line, at));
+        let told = |mark: &&str| format!("{name}:{}: \"{mark}\" is not in the repository: cite docs/", index + 1);
+        findings.extend(marks.iter().filter(cited).map(told));
+    }
+    findings
+}
+
+/// Whether nothing of a name or a path stands before `at`.
+fn begins_a_word(line: &str, at: usize) -> bool {
+    !line[..at].ends_with(|before: char| before.is_alphanumeric() || matches!(before, '.' | '_' | '-' | '/'))
+}
+
 /// The top level holds only its entries.
 fn top_level(files: &[String]) -> Findings {
     let mut tops: Vec<&str> = files.iter().map(|name| name.split('/').next().unwrap_or(name)).collect();
@@ -446,6 +461,17 @@ mod tests {
         let bad = format!("see {}me/user/x", "/ho");
         assert_finds(&machine_paths("docs/a.md", &bad), "docs/a.md:1");
         assert_eq!(machine_paths("docs/a.md", "../shared/data and /usr/lib and https://a.b/c"), Findings::new());
+    }
+
+    #[test]
+    fn documents_from_elsewhere_are_not_cited() {
+        let cited = format!("as {}TRACTS §3 says", "CON");
+        assert_finds(&outside_documents("docs/a.md", &cited), "docs/a.md:1: \"CON");
+        assert_finds(&outside_documents("a.rs", &format!("\n/// {}c/af-xdp.md §8", "spe")), "a.rs:2");
+        assert_eq!(
+            outside_documents("docs/a.md", "a node that compiles contracts; tests/spec/a; a contract"),
+            Findings::new()
+        );
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl RawReason {
     }
 }
 
-/// Counters of one queue (CONTRACTS: frames, per queue, in packets).
+/// Counters of one queue, in packets: terms of the identities in docs/reference/metrics.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueueCounter {
     /// Packets taken from the source.

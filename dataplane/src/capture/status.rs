@@ -131,7 +131,7 @@ impl CaptureStatus {
         sides.collect()
     }
 
-    /// Every identity of CONTRACTS §3 that this job's terms can form.
+    /// Every identity of docs/reference/metrics.md that this job's terms can form.
     pub fn conservation(&self) -> Vec<Identity> {
         self.conservation_of(&self.reports())
     }

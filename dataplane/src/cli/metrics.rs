@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// CONTRACTS: feed, side, queue, stream, reason; and the name of what a metric is about.
+    /// As docs/operating/monitor.md tells them: feed, side, queue, stream, reason; and the name of what a metric is about.
     const LABELS: &[&str] = &[
         "feed",
         "side",

@@ -34,7 +34,7 @@ pub mod top;
 pub mod top_view;
 pub mod topology;
 
-/// What a command ends with (CONTRACTS: exit codes).
+/// What a command ends with (docs/runbooks/README.md tells what to do at each).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Exit {
@@ -109,7 +109,7 @@ pub enum Command {
     /// Serve, mirror, show and test shared-memory rings.
     #[command(subcommand)]
     Ring(ring::Command),
-    /// Follow a stream of ledgers.
+    /// Serve, follow, measure, export and import ledgers.
     #[command(subcommand)]
     Ledger(ledger::Command),
     /// Print a generated reference page.

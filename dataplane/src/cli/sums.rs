@@ -13,7 +13,7 @@ use crate::sys::frames::FrameToken;
 const CHUNK_BYTES: u64 = 2_048;
 /// Slot bytes of the reorder window, with the window's two slots per message.
 const WINDOW_BYTES_PER_MESSAGE: u64 = 2 * 128;
-/// A record of a published feed: its descriptor, its metadata, its sequence word (CONTRACTS, the ring's bytes).
+/// A record of a published feed: its descriptor, its metadata, its sequence word (docs/formats/ring.md).
 const PUBLISHED_RECORD_BYTES: u64 = 64;
 /// What a connection of a serve may hold while it is behind: one frame.
 const SERVE_CONNECTION_BYTES: u64 = 1 << 20;

@@ -118,7 +118,7 @@ struct Screen;
 impl Screen {
     fn enter() -> std::io::Result<Screen> {
         let before = std::panic::take_hook();
-        // A panic aborts the program without running destructors: the terminal is given back first, the message after.
+        // A panic ends the process without running destructors: the terminal is given back first, the message after.
         std::panic::set_hook(Box::new(move |panic| {
             Screen::leave();
             before(panic);

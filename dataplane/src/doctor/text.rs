@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::findings::{Finding, Level, rules};
+use super::findings::{DOCUMENTS, Finding, Level, rules};
 
 /// How many of each level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,6 +54,9 @@ pub fn text(findings: &[Finding]) -> String {
         let _ = write!(text, "; {needs_root} not readable without root");
     }
     text.push('\n');
+    if fail + warn > 0 {
+        let _ = writeln!(text, "docs/ is in the sources, and below {DOCUMENTS} where the package is installed");
+    }
     text
 }
 

@@ -1,7 +1,7 @@
 //! A/B arbitration: several lossy copies of one feed in, one ordered, duplicate-free stream out.
 //!
 //! A pure machine: segments and `now` go in; calls of a [`Sink`] and the next deadline come out. All memory is
-//! reserved by [`Arbiter::new`]. The rules are those of the project's contracts on runs, gaps, holds and liveness:
+//! reserved by [`Arbiter::new`]. The rules on runs, gaps, holds and liveness:
 //! the message `next` is emitted from the wire by whichever side brings it first; what lies beyond a hole is copied
 //! into the window; a hole is a gap once no live side can fill it, or the window or `hold` force it; what comes later
 //! is a late fill, told apart and never emitted backwards.

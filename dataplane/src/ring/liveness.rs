@@ -6,7 +6,7 @@
 use super::view::View;
 use crate::sys::shm::PathNow;
 
-/// How often lock and path are looked at (system calls): the contract's least interval, well inside of 250 ms.
+/// How often lock and path are looked at (system calls): well inside of the 250 ms, and seldom enough to cost nothing.
 pub const LOOK_EVERY_NS: i64 = 100_000_000;
 
 /// How often the sign of life of a producer that beats is looked at (a load): with [`STALL_AFTER_NS`] and a sleep that

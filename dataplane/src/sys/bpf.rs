@@ -81,7 +81,7 @@ pub enum BpfError {
     /// The kernel refused for want of a capability.
     #[error(
         "{what}: {source}: missing {missing}: run as root, or \"setcap \
-         cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw,cap_ipc_lock,cap_sys_nice=ep\" on the binary"
+         cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw,cap_ipc_lock=ep\" on the binary"
     )]
     Capability {
         /// What was tried.

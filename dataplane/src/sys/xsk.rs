@@ -146,7 +146,7 @@ pub enum XskError {
     /// No right to open AF_XDP sockets.
     #[error(
         "interface {interface:?} queue {queue}: opening an AF_XDP socket: {source}: missing {missing}: run as root, or \
-         \"setcap cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw,cap_ipc_lock,cap_sys_nice=ep\" on the binary"
+         \"setcap cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw,cap_ipc_lock=ep\" on the binary"
     )]
     Capability {
         /// The interface.

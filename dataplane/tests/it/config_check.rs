@@ -384,7 +384,7 @@ fn a_process_takes_no_more_than_was_summed() {
     assert!(descriptors <= most, "{descriptors} are open, {most} were summed");
 }
 
-/// CONTRACTS, exit codes: a source that fails is the host's doing, whoever runs it.
+/// Exit code 4: a source that fails is the host's doing, whoever runs it.
 #[test]
 fn a_failed_source_ends_with_4_under_run_and_under_ledger_serve() {
     let folder = tempfile::tempdir().expect("a folder");

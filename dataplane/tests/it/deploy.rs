@@ -183,8 +183,55 @@ fn every_alert_is_whole_and_of_metrics_that_exist() {
         assert!(matches!(severity, "{severity: critical}" | "{severity: warning}"), "{name}: {severity}");
         assert!(value("summary").contains("$labels.instance"), "{name}");
         let runbook = value("runbook");
-        assert!(root().join(runbook).is_file(), "{name}: there is no {runbook}");
+        let page =
+            runbook.strip_prefix(INSTALLED).unwrap_or_else(|| panic!("{name}: {runbook} is not below {INSTALLED}"));
+        assert!(root().join(page).is_file(), "{name}: there is no {page}");
+        assert!(speaks_of(&read(page), name, value("expr")), "{name}: {page} names neither it nor a metric of it");
     }
+}
+
+/// Where the package puts the repository's documents.
+const INSTALLED: &str = "/usr/share/doc/sluice/";
+
+/// Whether a page names the alert, or a metric that it is made of.
+fn speaks_of(page: &str, alert: &str, expression: &str) -> bool {
+    let there: BTreeSet<&str> = named(page).into_iter().map(|(name, _)| name).collect();
+    page.contains(alert) || named(expression).iter().any(|(name, _)| there.contains(name))
+}
+
+#[test]
+fn a_page_speaks_of_an_alert_by_name_or_metric() {
+    assert!(speaks_of("`sluice_store_full` is 1", "SluiceStoreFull", "sluice_store_full == 1"));
+    assert!(speaks_of("for SluiceDown", "SluiceDown", "up == 0"));
+    assert!(!speaks_of("`sluice_store_full_times_total` rises", "SluiceStoreFull", "sluice_store_full == 1"));
+}
+
+/// (alert, level, page) of each row of the operator's table of alerts.
+fn rows(page: &str) -> BTreeSet<(String, String, String)> {
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let alert = cells.get(1)?.strip_prefix('`')?.strip_suffix('`').filter(|name| name.starts_with("Sluice"))?;
+        let (_, target) = cells.get(4)?.split_once("](")?;
+        let file = target.strip_suffix(')')?;
+        let page =
+            file.strip_prefix("../").map_or_else(|| format!("docs/operating/{file}"), |rest| format!("docs/{rest}"));
+        Some((alert.to_string(), cells[2].to_string(), page))
+    };
+    page.lines().filter_map(row).collect()
+}
+
+#[test]
+fn the_table_of_alerts_is_the_rules() {
+    let rule = |alert: &Alert| {
+        let value = |key: &str| alert.keys.get(key).map_or("", String::as_str);
+        let level = value("labels").trim_start_matches("{severity: ").trim_end_matches('}');
+        (alert.name.clone(), level.to_string(), value("runbook").trim_start_matches(INSTALLED).to_string())
+    };
+    let rules: BTreeSet<_> = alerts(&read("deploy/prometheus/sluice-alerts.yml")).iter().map(rule).collect();
+    let rows = rows(&read("docs/operating/monitor.md"));
+    let (missing, unknown) = (rules.difference(&rows), rows.difference(&rules));
+    let (missing, unknown): (Vec<_>, Vec<_>) = (missing.collect(), unknown.collect());
+    assert!(missing.is_empty() && unknown.is_empty(), "not in the table: {missing:#?}; not in the rules: {unknown:#?}");
 }
 
 /// Prometheus' own judgement, where it is at hand. (Debian's package is 96 MB and starts a server: setup does not fetch it.)

@@ -160,12 +160,12 @@ fn what_was_not_readable_is_said_and_is_not_ok() {
 }
 
 #[test]
-fn every_rule_and_every_lesson_is_on_the_page() {
+fn every_rule_and_every_report_is_on_the_page() {
     let headings: BTreeSet<&str> = PAGE.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     let ids: BTreeSet<&str> = rules().map(|rule| rule.id).collect();
     assert_eq!(headings, ids);
-    for lesson in 1..=70 {
-        assert!(PAGE.contains(&format!("\n| {lesson} | ")), "lesson {lesson} is not in the table");
+    for report in 1..=70 {
+        assert!(PAGE.contains(&format!("\n| {report} | ")), "report {report} is not in the table");
     }
     for (line, cell) in PAGE
         .lines()

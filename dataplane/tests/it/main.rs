@@ -12,7 +12,6 @@ mod config_check;
 mod config_examples;
 mod config_schema;
 mod deploy;
-mod docs_ledger;
 mod docs_sizing;
 mod doctor;
 mod gap_rules;

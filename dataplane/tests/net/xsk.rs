@@ -954,7 +954,7 @@ fn child_opens() {
     println!("told: {}", attached.map_or_else(|error| error, |_| "opened".into()));
 }
 
-/// The table of spec/af-xdp.md §8: what each set of capabilities lacks is what the message names.
+/// What each set of capabilities lacks is what the message names.
 #[test]
 fn errors_name_the_missing_capability_and_the_memory_limit() {
     netns::run(|| {

@@ -51,6 +51,15 @@ impl Tree {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).map_err(told(&path))
     }
 
+    /// Makes a symbolic link.
+    pub fn link(&self, target: &str, inside: &str) -> Result<(), String> {
+        let path = self.path(inside);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(told(folder))?;
+        }
+        std::os::unix::fs::symlink(target, &path).map_err(told(&path))
+    }
+
     /// Compresses a file in its place, without name and time.
     pub fn compress(&self, inside: &str) -> Result<(), String> {
         let path = self.path(inside);
@@ -69,7 +78,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Every file as (path inside, bytes), sorted; the folders get their permissions on the way.
+    /// Every file as (path inside, bytes), sorted, symbolic links left out; the folders get their permissions on the way.
     pub fn files(&self) -> Result<Vec<(String, u64)>, String> {
         let mut files = Vec::new();
         let mut folders = vec![self.root.clone()];
@@ -78,6 +87,9 @@ impl Tree {
             for entry in std::fs::read_dir(&folder).map_err(told(&folder))? {
                 let path = entry.map_err(told(&folder))?.path();
                 let inside = path.strip_prefix(&self.root).unwrap_or(&path).to_string_lossy().into_owned();
+                if path.is_symlink() {
+                    continue;
+                }
                 match path.is_dir() {
                     true => folders.push(path),
                     false => files.push((inside, path.metadata().map_err(told(&path))?.len())),

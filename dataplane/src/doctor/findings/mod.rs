@@ -34,6 +34,9 @@ pub enum Level {
     Ok,
 }
 
+/// Where the package has the documents, in the repository's layout.
+pub const DOCUMENTS: &str = "/usr/share/doc/sluice";
+
 /// One rule: what stays the same in all its findings.
 #[derive(Debug)]
 pub struct Rule {
@@ -49,7 +52,7 @@ impl Rule {
         self.id.split_once('.').map_or(self.id, |(topic, _)| topic)
     }
 
-    /// Where it is described.
+    /// Where it is described: a path of the repository, and of the folder where the package has the documents ([`DOCUMENTS`]).
     pub fn docs(&self) -> String {
         format!("docs/operating/doctor.md#{}", self.id.replace('.', ""))
     }

@@ -120,7 +120,7 @@ impl Arbiter {
 }
 
 impl Stream {
-    /// The two identities of CONTRACTS §3 as residues.
+    /// The two identities of a stream (docs/reference/metrics.md, 6 and 9) as residues.
     pub fn residue(&self) -> Residue {
         let c = &self.counts;
         let terms = [

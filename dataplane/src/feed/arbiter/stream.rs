@@ -72,7 +72,8 @@ impl SideSet {
     }
 }
 
-/// The terms of CONTRACTS §3 for one stream, in messages unless said otherwise. Each is counted where it happens.
+/// The terms of one stream's identities (docs/reference/metrics.md), in messages unless said otherwise. Each is counted
+/// where it happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct StreamCounts {
     /// Sum of the message counts of all segments that came for this stream.
