@@ -123,10 +123,17 @@ impl Run {
     /// Starts it and waits until it captures.
     #[track_caller]
     pub fn start(directory: &Path, config: &Config) -> Run {
+        Run::start_in(directory, config, &[("SLUICE_LOG", "info")])
+    }
+
+    /// The same with these variables in its environment, and no other of ours.
+    #[track_caller]
+    pub fn start_in(directory: &Path, config: &Config, variables: &[(&str, &str)]) -> Run {
         let config = config.write(directory);
         let log = std::fs::File::create(directory.join("run.log")).expect("writable");
         let mut command = sluice(directory, &["run", config, "--report", "report.json"]);
-        let child = command.stdout(Stdio::null()).stderr(log).env("SLUICE_LOG", "info").spawn().expect("starts");
+        command.env_remove("SLUICE_LOG").envs(variables.iter().copied());
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("starts");
         let mut run = Run { child, directory: directory.into() };
         until("the appliance answers", || {
             let ended = run.child.try_wait().expect("a child of ours");
@@ -184,8 +191,14 @@ impl Run {
 
     /// SIGTERM; it must drain and end with 0. Its report, with every residue 0.
     #[track_caller]
-    pub fn stop(mut self) -> Value {
-        self.signal(Signal::SIGTERM);
+    pub fn stop(self) -> Value {
+        self.stop_by(Signal::SIGTERM)
+    }
+
+    /// The same by another signal.
+    #[track_caller]
+    pub fn stop_by(mut self, signal: Signal) -> Value {
+        self.signal(signal);
         let status = until("it drains and ends", || self.child.try_wait().expect("a child of ours"));
         let report = std::fs::read_to_string(self.directory.join("report.json")).unwrap_or_default();
         assert!(status.success(), "{status}: {}\n{report}", self.log());

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -213,14 +213,14 @@ impl Drop for Flood {
 }
 
 /// Starts and stops the capture while frames come at full pace.
-fn started_and_stopped_under_full_traffic(directory: &Path, veths: [&Veth; 2], mode: &str) {
+fn started_and_stopped_under_full_traffic(directory: &Path, veths: [&Veth; 2], mode: &str, signal: Signal) {
     let interface = format!("ring = 1024\nframes = 8192\nzero_copy = \"off\"\nmode = \"{mode}\"");
     let config = Config { sides: sides(veths), interface: &interface, ..Config::default() };
     let flood = Flood::start(&veths);
     let run = Run::start(directory, &config);
     let status = run.until("traffic", |status| emitted(status) > 500);
     assert_eq!(status["capture"]["interfaces"][0]["xdp"], mode);
-    let report = run.stop();
+    let report = run.stop_by(signal);
     drop(flood);
     veths.iter().for_each(|veth| detached(&veth.inside));
     check_store(&report, directory);
@@ -232,7 +232,7 @@ fn sigterm_under_full_traffic_drains_seals_and_detaches() {
         let folder = workspace();
         let directory = folder.path();
         let (a, b) = (Veth::new("a", 2, 1500), Veth::new("b", 1, 1500));
-        started_and_stopped_under_full_traffic(directory, [&a, &b], "native");
+        started_and_stopped_under_full_traffic(directory, [&a, &b], "native", Signal::SIGTERM);
         let files: Vec<String> = std::fs::read_dir(directory.join("store"))
             .expect("readable")
             .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
@@ -250,7 +250,20 @@ fn sigterm_under_full_traffic_loses_nothing_in_generic_mode_either() {
     netns::run(|| {
         let folder = workspace();
         let (a, b) = (Veth::new("a", 2, 1500), Veth::new("b", 1, 1500));
-        started_and_stopped_under_full_traffic(folder.path(), [&a, &b], "generic");
+        started_and_stopped_under_full_traffic(folder.path(), [&a, &b], "generic", Signal::SIGTERM);
+    });
+}
+
+#[test]
+fn sigint_under_full_traffic_drains_and_seals_as_sigterm_does() {
+    netns::run(|| {
+        let folder = workspace();
+        let (a, b) = (Veth::new("a", 1, 1500), Veth::new("b", 1, 1500));
+        started_and_stopped_under_full_traffic(folder.path(), [&a, &b], "native", Signal::SIGINT);
+        let info: Value =
+            serde_json::from_str(&done(folder.path(), &["store", "info", "store", "--json"])).expect("JSON");
+        let segments = info["segments"].as_array().expect("segments");
+        assert!(!segments.is_empty() && segments.iter().all(|segment| segment["sealed"] == true), "{info}");
     });
 }
 
@@ -586,11 +599,32 @@ fn a_silent_side_times_out_and_returns() {
     });
 }
 
-/// A file system of its own, seen by this thread and what it starts alone.
-fn small_disk(at: &Path, mib: u32) {
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("a mount namespace for this thread");
-    command("mount", "--make-rprivate /");
-    command("mount", &format!("-t tmpfs -o size={mib}m tmpfs {}", at.display()));
+/// A file system of its own, seen by this thread and what it starts alone. Dropped, it is gone, so that its directory can go too.
+pub struct SmallDisk(Vec<PathBuf>);
+
+impl SmallDisk {
+    pub fn new(at: &Path, mib: u32) -> SmallDisk {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("a mount namespace for this thread");
+        command("mount", "--make-rprivate /");
+        command("mount", &format!("-t tmpfs -o size={mib}m tmpfs {}", at.display()));
+        SmallDisk(vec![at.into()])
+    }
+
+    /// Shows a directory of this file system, which is made, at another place too.
+    pub fn also_at(&mut self, name: &str, at: &Path) {
+        let inside = self.0[0].join(name);
+        std::fs::create_dir(&inside).expect("room");
+        command("mount", &format!("--bind {} {}", inside.display(), at.display()));
+        self.0.push(at.into());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        for at in self.0.iter().rev() {
+            let _ = std::process::Command::new("umount").arg("--lazy").arg(at).status();
+        }
+    }
 }
 
 #[test]
@@ -599,7 +633,7 @@ fn a_full_disk_costs_exactly_what_is_told_and_writing_resumes() {
         let folder = workspace();
         let directory = folder.path();
         std::fs::create_dir(directory.join("store")).expect("writable");
-        small_disk(&directory.join("store"), 12);
+        let _disk = SmallDisk::new(&directory.join("store"), 12);
         let filler = directory.join("store/filler");
         std::fs::write(&filler, vec![1; 7 << 20]).expect("room");
         let veth = Veth::new("v", 1, 1500);

@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use nix::sys::signal::Signal;
+
 use super::appliance::{Config, Publisher, Run, check_store, done, emitted, get, output, until, workspace};
 use crate::common::netns::{self, Raw, Veth, command, ip};
 
@@ -148,8 +150,7 @@ fn ambient_capabilities_are_used_to_start_and_given_up() {
             get("/readyz").ok()
         });
         check_powerless(child.id(), Some(nobody()));
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGTERM)
-            .expect("it runs");
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("it runs");
         let ended = until("it ends", || child.try_wait().expect("a child of ours"));
         assert!(ended.success(), "{ended}: {}", told());
     });
@@ -219,7 +220,7 @@ fn sighup_takes_bounds_anew_and_names_what_needs_a_restart() {
         assert!(before >= 4, "{before}");
 
         std::fs::write(directory.join("config.toml"), "[[core]]\nname = \"rx\"\ncpu = 0\n").expect("writable");
-        run.signal(nix::sys::signal::Signal::SIGHUP);
+        run.signal(Signal::SIGHUP);
         let told = |text: &'static str| until(text, || run.log().contains(text).then_some(()));
         told("the configuration so far stays");
         assert_eq!(run.status()["ledger"]["oldest"], 1);
@@ -227,7 +228,7 @@ fn sighup_takes_bounds_anew_and_names_what_needs_a_restart() {
         let bounded = "segment = \"512KiB\"\nblock = \"128KiB\"\nretain = \"1MiB\"";
         let feed = "link = 1024\nhold = \"300ms\"";
         Config { store: bounded, feed, control: &few, ..config.clone() }.write(directory);
-        run.signal(nix::sys::signal::Signal::SIGHUP);
+        run.signal(Signal::SIGHUP);
         told("hold = \\\"300ms\\\" (so far \\\"200ms\\\"): needs a restart");
         told("ledger.serve: retention = 3 (so far 10000): holds from now on");
         run.until("older ledgers go", |status| {
@@ -238,9 +239,88 @@ fn sighup_takes_bounds_anew_and_names_what_needs_a_restart() {
 
         // Once more: nothing is different from what runs but what needs a restart.
         let lines = run.log().matches("holds from now on").count();
-        run.signal(nix::sys::signal::Signal::SIGHUP);
+        run.signal(Signal::SIGHUP);
         until("the second reload", || (run.log().matches("needs a restart").count() >= 2).then_some(()));
         assert_eq!(run.log().matches("holds from now on").count(), lines);
+        run.stop();
+    });
+}
+
+/// A certificate for the loopback with its key, where the configuration looks for them, and once more under its own name.
+fn certificate(directory: &Path, name: &str) -> String {
+    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_string()]).expect("a certificate");
+    let authority = format!("{name}.pem");
+    for file in ["cert.pem", &authority] {
+        std::fs::write(directory.join(file), made.cert.pem()).expect("writable");
+    }
+    std::fs::write(directory.join("key.pem"), made.signing_key.serialize_pem()).expect("writable");
+    authority
+}
+
+/// A token, where the configuration looks for it, and once more under its own name.
+fn token(directory: &Path, name: &str) -> String {
+    let text = format!("{name}-0123456789abcdef\n");
+    std::fs::write(directory.join("tokens"), &text).expect("writable");
+    let file = format!("{name}.token");
+    std::fs::write(directory.join(&file), text).expect("writable");
+    file
+}
+
+/// Whether a new client that trusts this authority and brings this token gets a ledger; what it said.
+fn follows(directory: &Path, authority: &str, token: &str) -> Result<(), String> {
+    let words = format!(
+        "ledger follow wss://127.0.0.1:8462 --ca {authority} --token-file {token} --start 1 --end 2 --retry-for 0s"
+    );
+    let done = output(directory, &words.split_whitespace().collect::<Vec<_>>());
+    let told = String::from_utf8_lossy(&done.stderr).into_owned();
+    if done.status.success() { Ok(()) } else { Err(told) }
+}
+
+/// New secrets and another level of the log, without a restart.
+#[test]
+fn sighup_takes_certificate_tokens_and_the_logs_level_anew() {
+    netns::run(|| {
+        let folder = workspace();
+        let directory = folder.path();
+        let veth = Veth::new("v", 1, 1500);
+        let ledgers = "\n[ledger.serve]\ncore = \"rx\"\nlisten = \"127.0.0.1:8462\"\nsource = \"synthetic\"\n\
+                       synthetic_size = \"4KiB\"\nsynthetic_interval = \"20ms\"\nemit_window = \"0ms\"\n\
+                       data_dir = \"ledgers\"\nspin = \"never\"\ncert = \"cert.pem\"\nkey = \"key.pem\"\n\
+                       tokens = \"tokens\"\n";
+        let [info, error] = ["info", "error"].map(|level| format!("log = \"{level}\"{ledgers}"));
+        let (old, old_token) = (certificate(directory, "old"), token(directory, "old"));
+        let config = Config { sides: vec![&veth.inside], control: &info, ..Config::default() };
+        // With the variable set the configuration's level would not hold.
+        let run = Run::start_in(directory, &config, &[]);
+        run.until("ledgers are there", |status| status["ledger"]["latest"].as_u64() > Some(2));
+        follows(directory, &old, &old_token).expect("the first pair");
+
+        let (new, new_token) = (certificate(directory, "new"), token(directory, "new"));
+        follows(directory, &old, &old_token).expect("nothing changes by itself");
+        run.signal(Signal::SIGHUP);
+        let told = |text: &'static str| until(text, || run.log().contains(text).then_some(()));
+        told("certificate read again");
+        told("tokens read again");
+        follows(directory, &new, &new_token).expect("the new pair");
+        let refused = follows(directory, &new, &old_token).expect_err("the old token");
+        assert!(refused.contains("401"), "{refused}");
+        let refused = follows(directory, &old, &new_token).expect_err("the old certificate is not shown any more");
+        assert!(refused.to_lowercase().contains("certificate"), "{refused}");
+
+        Config { control: &error, ..config }.write(directory);
+        run.signal(Signal::SIGHUP);
+        told("holds from now on");
+        // A file that would be refused is an error, and told.
+        std::fs::write(directory.join("config.toml"), "[[core]]\nname = \"rx\"\ncpu = 0\n").expect("writable");
+        run.signal(Signal::SIGHUP);
+        told("the configuration so far stays");
+        follows(directory, &new, &new_token).expect("it goes on");
+        let log = run.log();
+        let (before, after) = log.split_once("holds from now on").expect("told");
+        assert!(before.contains("\"INFO\""), "{log}");
+        let others: Vec<&str> = after.lines().skip(1).filter(|line| !line.contains("\"ERROR\"")).collect();
+        assert!(others.is_empty(), "below the new level: {others:?}");
+        assert!(after.contains("\"ERROR\""), "{log}");
         run.stop();
     });
 }
