@@ -2,7 +2,8 @@
 //!
 //! Parts: `loom` (models of the lock-free parts), `miri` (undefined behaviour in what needs no kernel), `seeds` (the
 //! simulators over 100,000 seeds), `fuzz` (each target for ten minutes), `dist` (the release package, built, installed into
-//! a bare root and run), `scripts` (every script of bench/nic in its short form).
+//! a bare root and run), `scripts` (every script of bench/nic in its short form), `soak` (memory and descriptors of the whole
+//! process over many rounds of load and faults).
 
 use std::path::Path;
 use std::process::Command;
@@ -25,8 +26,15 @@ pub struct Args {
 
 type Part = (&'static str, fn(&Args) -> Result<String, String>);
 
-const PARTS: [Part; 6] =
-    [("loom", loom), ("miri", miri), ("seeds", seeds), ("fuzz", fuzz), ("dist", dist), ("scripts", scripts)];
+const PARTS: [Part; 7] = [
+    ("loom", loom),
+    ("miri", miri),
+    ("seeds", seeds),
+    ("fuzz", fuzz),
+    ("dist", dist),
+    ("scripts", scripts),
+    ("soak", soak),
+];
 
 /// Runs the task. Every wanted part runs, whatever became of the one before.
 pub fn run(args: Args) -> Result<(), String> {
@@ -34,7 +42,7 @@ pub fn run(args: Args) -> Result<(), String> {
     let wanted: Vec<&Part> =
         PARTS.iter().filter(|(name, _)| args.part.as_deref().is_none_or(|part| name.contains(part))).collect();
     if wanted.is_empty() {
-        return Err("deep: the parts are loom, miri, seeds, fuzz, dist, scripts".into());
+        return Err("deep: the parts are loom, miri, seeds, fuzz, dist, scripts, soak".into());
     }
     let mut failed = Vec::new();
     for (name, part) in wanted {
@@ -113,6 +121,11 @@ fn dist(_: &Args) -> Result<String, String> {
 fn scripts(_: &Args) -> Result<String, String> {
     let mut cargo = shell::cargo(&["test", "--all-features", "-p", "sluice", "--test", "net", "--", "bench_nic"]);
     tests(cargo.args(["--include-ignored", "--test-threads=1"]))
+}
+
+fn soak(_: &Args) -> Result<String, String> {
+    let mut cargo = shell::cargo(&["test", "--all-features", "-p", "sluice", "--test", "net", "--", "soak"]);
+    tests(cargo.args(["--include-ignored", "--test-threads=1", "--nocapture"]))
 }
 
 fn need_nightly(what: &str, probe: &[&str], install: &str) -> Result<(), String> {
