@@ -22,6 +22,7 @@ pub fn memory_folder() -> tempfile::TempDir {
 }
 
 /// Reports a figure's samples: one line for `cargo xtask bench figures`, readable as it stands.
+#[allow(dead_code, reason = "each file of this folder is a program of its own and uses a part of this one")]
 pub fn figure(name: &str, unit: &str, samples: &[f64]) {
     println!("figure {}", serde_json::json!({ "name": name, "unit": unit, "samples": samples }));
 }
