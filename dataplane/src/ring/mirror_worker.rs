@@ -17,6 +17,7 @@ use super::mirror::{CloseReason, StreamPoll};
 use super::raw::{RawSettings, RawWriter};
 use super::sockets::Outlets;
 use super::stats::{MirrorBooks, MirrorState};
+use super::told::Told;
 use crate::runtime::worker::{Turn, Worker};
 use crate::sys::resolve::Resolver;
 use crate::sys::udp::{CALL_MESSAGES, ReceiveBatch, UdpSocket};
@@ -71,7 +72,6 @@ pub(super) struct MirrorParts {
 
 /// The local ring's file, as the machine asks for it.
 pub(super) struct Host {
-    pub(super) name: String,
     pub(super) path: PathBuf,
     pub(super) settings: RawSettings,
     /// Why the ring could not be opened last.
@@ -108,7 +108,7 @@ impl MirrorHost for Host {
             Ok(None) => format!("ring {}: it is no copy of the source's any more", self.path.display()),
             Err(error) => error.to_string(),
         };
-        tracing::error!(mirror = self.name, what, "the local ring cannot be had");
+        // Said with the connection's end.
         self.failure = Some(what);
         Err(OpenFailed)
     }
@@ -163,7 +163,8 @@ pub(super) struct MirrorWorker {
     hurried: bool,
     /// So many were, one after the other.
     hurries: u8,
-    failure_told: bool,
+    /// What was said of connections that did not come to live, since the last that did.
+    told: Told,
     was_live: bool,
     live_since: Option<i64>,
     was_silent: bool,
@@ -205,7 +206,7 @@ impl MirrorWorker {
             stale_poll: None,
             hurried: false,
             hurries: 0,
-            failure_told: false,
+            told: Told::default(),
             was_live: false,
             live_since: None,
             was_silent: false,
@@ -261,8 +262,14 @@ impl MirrorWorker {
     /// An attempt came to nothing: the next one is made after a pause that grows.
     fn failed(&mut self, now: i64, what: &str) {
         self.connect_failures += 1;
-        if !std::mem::replace(&mut self.failure_told, true) {
-            tracing::warn!(mirror = self.parts.name, source = self.parts.source, what, "no connection to the source");
+        if let Some(untold) = self.told.take(what) {
+            tracing::warn!(
+                mirror = self.parts.name,
+                source = self.parts.source,
+                what,
+                untold,
+                "no connection to the source"
+            );
         }
         (self.socket, self.hurried) = (None, false);
         if self.parts.once {
@@ -289,8 +296,9 @@ impl MirrorWorker {
             udp::own_addresses().into_iter().for_each(|own| self.receiver.also_from(own));
         }
         let _ = tcp::tune(socket.as_fd(), Duration::from_nanos(DEAD_NS as u64));
-        tracing::info!(mirror = self.parts.name, %address, "connected");
-        (self.link, self.failure_told) = (Link::Up, false);
+        // Said when it is live: a source that takes connections and ends them would say it for ever.
+        tracing::debug!(mirror = self.parts.name, %address, "connected");
+        self.link = Link::Up;
         self.stream.clear();
         (self.handled, self.need, self.stream_end) = (0, 1, None);
         self.receiver.connected(address, turn.now);
@@ -503,12 +511,7 @@ impl MirrorWorker {
             return;
         }
         let (Ok(told) | Err(told)) = what;
-        let next = self.receiver.status(now).next;
-        // An end that was asked for is no warning.
-        match self.stopping {
-            true => tracing::info!(mirror = self.parts.name, what = told, next, "connection ended"),
-            false => tracing::warn!(mirror = self.parts.name, what = told, next, "connection ended"),
-        }
+        self.tell_of_end(told, now);
         self.receiver.disconnected(now);
         self.close_datagrams();
         (self.live_since, self.was_live, self.hurried) = (None, false, false);
@@ -520,6 +523,16 @@ impl MirrorWorker {
             let asked = self.stopping;
             let _ =
                 self.parts.end.set(what.map(drop).or_else(|what| if asked { Ok(()) } else { Err(what.to_string()) }));
+        }
+    }
+
+    /// An end that was asked for is no warning. Any other is said once for each reason until the source is live again.
+    fn tell_of_end(&mut self, what: &str, now: i64) {
+        let next = self.receiver.status(now).next;
+        if self.stopping {
+            tracing::info!(mirror = self.parts.name, what, next, "connection ended");
+        } else if let Some(untold) = self.told.take(what) {
+            tracing::warn!(mirror = self.parts.name, what, next, untold, "connection ended");
         }
     }
 
@@ -556,8 +569,11 @@ impl MirrorWorker {
             if status.live {
                 // A session that delivers starts the pauses anew.
                 (self.live_since, self.pause) = (Some(now), self.parts.reconnect);
+                let untold = self.told.clear();
                 tracing::info!(
                     mirror = self.parts.name,
+                    source = self.source.map_or_else(String::new, |source| source.to_string()),
+                    untold,
                     transport = status.transport.map_or_else(String::new, |transport| transport.to_string()),
                     next = status.next,
                     incarnation = format!("{:016x}", status.incarnation),

@@ -32,6 +32,8 @@ pub mod stats;
 pub mod step;
 #[cfg(feature = "mirror")]
 pub mod stress;
+#[cfg(feature = "mirror")]
+mod told;
 mod view;
 pub mod wait;
 mod writer;

@@ -129,7 +129,6 @@ pub(super) fn mirror_worker(mirror: &config::Mirror, once: bool) -> Result<(Mirr
         machine: machine_reader,
     };
     let host = Host {
-        name: name.clone(),
         path: mirror.ring.clone(),
         settings: RawSettings {
             keep: true,

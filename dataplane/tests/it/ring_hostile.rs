@@ -290,3 +290,33 @@ fn a_key_lets_in_who_has_it_and_nobody_else() {
         assert!(!copy.exists(), "{way:?}: {}", demands.log());
     }
 }
+
+/// A source that takes connections and ends them (a wrong key, a ring that is too large) is one state, not a line every two seconds.
+#[test]
+fn a_source_that_ends_every_connection_is_told_of_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback");
+    let source = listener.local_addr().expect("bound").to_string();
+    let copy = Shm::new("copy");
+    let mirrored = mirror(&source, &copy, "oldest", &[]);
+    for _ in 0..30 {
+        drop(listener.accept().expect("it comes again"));
+    }
+    let lines = |text: &str| mirrored.log().lines().filter(|line| line.contains(text)).count();
+    // Whether a close comes as an end or as a reset is the kernel's: two reasons at most.
+    let ended = until("it is told", || Some(lines("connection ended")).filter(|&count| count > 0));
+    assert!(ended <= 2 && lines("\"INFO\"") <= 2 && lines("\"WARN\"") <= 2, "{}", mirrored.log());
+    // Nobody listens any more: another reason, with how often the one before came.
+    drop(listener);
+    let told = |text: &str| mirrored.log().lines().find(|line| line.contains(text)).map(String::from);
+    let refused = until("it is told", || told("no connection to the source"));
+    let refused: serde_json::Value = serde_json::from_str(&refused).expect("JSON");
+    assert!(refused["fields"]["untold"].as_u64() >= Some(20), "{refused}");
+    // A source that delivers ends the silence.
+    let ring = Shm::new("source");
+    let mut own = Source::create(&ring, 1 << 14, 36);
+    own.push(10, 0);
+    let _served = serve(&ring, &source, &[]);
+    let live = until("it is live", || told("\"mirroring\""));
+    assert!(live.contains(&format!("\"source\":\"{source}\"")), "{live}");
+    assert_eq!(mirrored.terminate(), Some(0));
+}
