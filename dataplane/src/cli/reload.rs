@@ -72,6 +72,9 @@ impl Reloader {
         }
         for change in &changes {
             match needs(change) {
+                Needs::Log if change.key == "log" && log::is_overruled() => {
+                    tracing::warn!("SIGHUP: {change}: SLUICE_LOG is set and stays above it");
+                }
                 Needs::Restart => tracing::warn!("SIGHUP: {change}: needs a restart; until then it stays as it was"),
                 Needs::StoreRetention | Needs::LedgerRetention | Needs::Log => {
                     tracing::info!("SIGHUP: {change}: holds from now on")

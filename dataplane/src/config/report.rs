@@ -18,7 +18,7 @@ pub(super) const KEEP_MAX: u32 = 11_000;
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum LogFormat {
-    /// Text on a terminal, JSON elsewhere.
+    /// Text on a terminal; JSON elsewhere, to the journal with the level before it (`<4>`).
     Auto,
     /// Text with time and level.
     Text,

@@ -4,7 +4,10 @@
 //! Never does: wait in a thread that speaks; leave something out without counting it.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
@@ -99,6 +102,8 @@ impl MakeWriter<'_> for Lines {
 /// A line's form, which may change while the process runs.
 struct Form {
     terminal: bool,
+    /// Standard error goes to the journal.
+    journal: bool,
 }
 
 impl<S, N> FormatEvent<S, N> for Form
@@ -109,17 +114,29 @@ where
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let form = FORMAT.load(Ordering::Relaxed);
         let text = format::format().with_target(false);
-        if form == LogFormat::Journald as u8 {
-            // The journal knows the time, and takes the level from the prefix (sd-daemon(3)).
+        let (auto, journald) = (form == LogFormat::Auto as u8, form == LogFormat::Journald as u8);
+        if journald || (auto && self.journal) {
+            // The journal takes the level from the prefix, and keeps the rest as the message (sd-daemon(3)).
             write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        }
+        if journald {
+            // It knows the time as well.
             return text.without_time().with_level(false).with_ansi(false).format_event(context, writer, event);
         }
-        let json = form == LogFormat::Json as u8 || (form == LogFormat::Auto as u8 && !self.terminal);
+        let json = form == LogFormat::Json as u8 || (auto && !self.terminal);
         match json {
             true => text.json().format_event(context, writer, event),
             false => text.format_event(context, writer, event),
         }
     }
+}
+
+/// Whether standard error is the stream to the journal that systemd has opened for this process: `JOURNAL_STREAM` has its device and
+/// inode (systemd.exec(5)). A child whose standard error was led elsewhere has the variable all the same.
+fn goes_to_journal() -> bool {
+    let told = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    let own = io::stderr().as_fd().try_clone_to_owned().and_then(|stderr| File::from(stderr).metadata());
+    own.is_ok_and(|own| told == format!("{}:{}", own.dev(), own.ino()))
 }
 
 /// The level as syslog numbers it.
@@ -148,7 +165,8 @@ fn place(metadata: &'static Metadata<'static>) -> Place {
     Place { key, file: metadata.file().unwrap_or(metadata.target()), line: metadata.line().unwrap_or(0) }
 }
 
-/// Starts the log: text on a terminal, JSON lines elsewhere; `filter`, else `SLUICE_LOG`, filters (default `info`).
+/// Starts the log: text on a terminal, JSON lines elsewhere, to the journal with their level before each; `filter`, else
+/// `SLUICE_LOG`, filters (default `info`).
 pub fn start_with(filter: Option<&str>) {
     let (lines, inbox) = bounded(LINES_MAX);
     let thread =
@@ -162,7 +180,8 @@ pub fn start_with(filter: Option<&str>) {
     };
     let (filter, handle) = reload::Layer::new(filter);
     let terminal = io::stderr().is_terminal();
-    let text = tracing_subscriber::fmt::layer().event_format(Form { terminal }).with_ansi(terminal).with_writer(Lines);
+    let form = Form { terminal, journal: goes_to_journal() };
+    let text = tracing_subscriber::fmt::layer().event_format(form).with_ansi(terminal).with_writer(Lines);
     tracing_subscriber::registry().with(filter).with(Limit).with(text).init();
     let _ = FILTER.set(handle);
 }
@@ -179,6 +198,11 @@ pub fn set_filter(filter: &str) -> Result<(), String> {
     handle.reload(parsed).map_err(|error| format!("log filter \"{filter}\": {error}"))
 }
 
+/// Whether the environment's filter stands above the configuration's.
+pub fn is_overruled() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 /// Sets the lines' form from now on.
 pub fn set_format(format: LogFormat) {
     FORMAT.store(format as u8, Ordering::Relaxed);
@@ -190,10 +214,7 @@ pub fn set_format(format: LogFormat) {
 /// As [`set_filter`].
 pub fn configure(control: &Control) -> Result<(), String> {
     set_format(control.log_format);
-    match std::env::var_os(VARIABLE) {
-        Some(_) => Ok(()),
-        None => set_filter(&control.log),
-    }
+    if is_overruled() { Ok(()) } else { set_filter(&control.log) }
 }
 
 fn write_lines(inbox: &Receiver<Line>) {
