@@ -1,7 +1,7 @@
 //! The control server: the status page at `/`, `/healthz`, `/readyz`, `/metrics` (Prometheus), `/status` and `/report` (JSON), on a
 //! thread that is not pinned. It answers from the start of the process on, so that what is not ready says so.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,10 +13,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::health::{self, HealthBoard, Reason};
+use super::health::{self, HealthBoard, Reason, Stage};
 use super::http::{Answer, HttpServer, Request};
 use crate::sync::metrics::{Kind, Sample, Sources};
-use crate::sys::{clock, privilege};
+use crate::sys::{clock, host, privilege};
 
 /// How long the thread waits for clients before it looks whether it should end.
 const TURN_WAIT: Duration = Duration::from_millis(50);
@@ -24,12 +24,19 @@ const TURN_WAIT: Duration = Duration::from_millis(50);
 /// than one that asks ten times a second.
 const FRESH_NS: i64 = 100_000_000;
 
+/// What a request is told that names another host.
+const MISDIRECTED: &str = "this server answers only to an address, to localhost and to its host's own name: a web page may not \
+                           read it by a name of its own; ask by the address of control.listen\n";
+
 const TEXT: &str = "text/plain; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The page loads its own style, script and icon, asks its own `/status`, and nothing else.
 const PAGE_POLICY: &str = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
                            img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
                            frame-ancestors 'none'\r\nReferrer-Policy: no-referrer\r\n";
+
+/// What is said where a report is asked for, and there is nothing to report on.
+pub const NO_REPORT: &str = "there is no feed to report on";
 
 /// The status page's files: (path, content type, content).
 const PAGE: [(&str, &str, &str); 4] = [
@@ -65,7 +72,13 @@ impl ControlServer {
         let mut first = Sources::default();
         first.add(board.clone());
         let sources = Arc::new(Mutex::new(first));
-        let desk = Desk { sources: sources.clone(), board, status: Fresh::default(), metrics: Fresh::default() };
+        let desk = Desk {
+            sources: sources.clone(),
+            board,
+            status: Fresh::default(),
+            metrics: Fresh::default(),
+            own_name: host::name(),
+        };
         let (began, begun) = crossbeam_channel::bounded(1);
         let thread = std::thread::Builder::new()
             .name("sluice-control".into())
@@ -144,6 +157,8 @@ struct Desk {
     board: Arc<HealthBoard>,
     status: Fresh,
     metrics: Fresh,
+    /// This host's name.
+    own_name: String,
 }
 
 impl Desk {
@@ -155,6 +170,9 @@ impl Desk {
         if !matches!(request.method, "GET" | "HEAD") {
             let body = Arc::from(&b"only GET and HEAD\n"[..]);
             return Answer { status: "405 Method Not Allowed", kind: TEXT, fields: "Allow: GET, HEAD\r\n", body };
+        }
+        if !request.host.is_none_or(|host| is_own(host, &self.own_name)) {
+            return refusal("421 Misdirected Request", MISDIRECTED);
         }
         let whole = |kind, body| Answer { status: "200 OK", kind, fields: "", body };
         match request.path {
@@ -171,22 +189,42 @@ impl Desk {
             }
             "/report" => match self.sources().report() {
                 Some(report) => whole("application/json", format!("{report}\n").into_bytes().into()),
-                None => {
-                    let body = Arc::from(&b"there is no feed to report on\n"[..]);
-                    Answer { status: "404 Not Found", kind: TEXT, fields: "", body }
+                None if self.board.verdict().stage == Stage::Starting => {
+                    refusal("503 Service Unavailable", "it is being started\n")
                 }
+                None => refusal("404 Not Found", &format!("{NO_REPORT}\n")),
             },
             path => match PAGE.iter().find(|(name, ..)| *name == path) {
                 Some((_, kind, content)) => {
                     Answer { fields: PAGE_POLICY, ..whole(kind, Arc::from(content.as_bytes())) }
                 }
-                None => {
-                    let body = Arc::from(&b"there are /, /healthz, /readyz, /metrics, /status and /report\n"[..]);
-                    Answer { status: "404 Not Found", kind: TEXT, fields: "", body }
-                }
+                None => refusal("404 Not Found", "there are /, /healthz, /readyz, /metrics, /status and /report\n"),
             },
         }
     }
+}
+
+fn refusal(status: &'static str, text: &str) -> Answer {
+    Answer { status, kind: TEXT, fields: "", body: Arc::from(text.as_bytes()) }
+}
+
+/// Whether a request may have been meant for this server: its host is an address, `localhost` or this host's own name. Any other
+/// name may be one of somebody's who made it lead here, so that his web page, in the browser of who can reach this server, may
+/// read what it answers (DNS rebinding).
+fn is_own(host: &str, own_name: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.ends_with(']') => name,
+        _ => host,
+    };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).map_or_else(
+        || name.parse::<Ipv4Addr>().is_ok(),
+        // A zone (fe80::1%eth0) is of the client's host.
+        |inner| inner.split('%').next().is_some_and(|inner| inner.parse::<Ipv6Addr>().is_ok()),
+    );
+    // A name may end with the root's point.
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let own = !own_name.is_empty() && name.eq_ignore_ascii_case(own_name);
+    address || own || name.eq_ignore_ascii_case("localhost")
 }
 
 /// `ok`, or 503 and a line for each reason.
@@ -316,6 +354,8 @@ mod tests {
             );
         }
         assert!(get(address, "/nothing").starts_with("HTTP/1.1 404"));
+        let report = get(address, "/report");
+        assert!(report.starts_with("HTTP/1.1 404") && report.ends_with(&format!("\r\n\r\n{NO_REPORT}\n")), "{report}");
         let mut stream = TcpStream::connect(address).expect("connects");
         stream.write_all(b"POST /status HTTP/1.1\r\n\r\n").expect("writes");
         let mut answer = String::new();
@@ -331,6 +371,7 @@ mod tests {
         assert!(starting.starts_with("HTTP/1.1 503") && starting.contains("starting: the cores"), "{starting}");
         assert!(get(server.address(), "/healthz").ends_with("\r\n\r\nok\n"));
         assert!(get(server.address(), "/status").contains("\"stage\":\"starting\""));
+        assert!(get(server.address(), "/report").starts_with("HTTP/1.1 503"), "its feeds are not known yet");
         drop(server);
 
         let Running { server, board, job } = running();
@@ -352,6 +393,66 @@ mod tests {
         assert!(get(address, "/readyz").ends_with("ok\n"), "unhealthy is not \"not ready\"");
         board.drain();
         assert!(get(address, "/readyz").contains("draining: the stop has begun"));
+    }
+
+    #[test]
+    fn a_name_that_may_be_anybodys_is_refused() {
+        let Running { server, .. } = running();
+        let address = server.address();
+        let asked = |field: &str| {
+            let mut stream = TcpStream::connect(address).expect("connects");
+            write!(stream, "GET /status HTTP/1.1\r\n{field}\r\n").expect("writes");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("reads");
+            answer
+        };
+        for host in ["", "Host: localhost\r\n", &format!("Host: {address}\r\n"), "host: [::1]:9480\r\n"] {
+            assert!(asked(host).starts_with("HTTP/1.1 200"), "{host:?}");
+        }
+        let refused = asked("Host: rebound.example:9480\r\n");
+        assert!(refused.starts_with("HTTP/1.1 421 Misdirected Request"), "{refused}");
+        assert!(refused.contains("ask by the address of control.listen") && !refused.contains("capture"), "{refused}");
+        let two = asked("Host: localhost\r\nHost: rebound.example\r\n");
+        assert!(two.starts_with("HTTP/1.1 400"), "{two}");
+    }
+
+    #[test]
+    fn only_addresses_and_names_of_this_host_are_its_own() {
+        for host in [
+            "127.0.0.1",
+            "127.0.0.1:9480",
+            "10.1.2.3:1",
+            "[::1]",
+            "[::1]:9480",
+            "[fe80::1%eth0]:9480",
+            "LocalHost:80",
+            "box7",
+            "BOX7.:9480",
+        ] {
+            assert!(is_own(host, "box7"), "{host}");
+        }
+        for host in [
+            "",
+            ":9480",
+            "localhost.example",
+            "box7.example",
+            "example:9480",
+            "127.0.0.1.example",
+            "127.1",
+            "2130706433",
+            "::1",
+            "[127.0.0.1]",
+            "[]",
+            "[",
+            "localhost:80:80",
+            "localhost:x",
+            "a@localhost",
+            "localhost ",
+            "127.0.0.1/x",
+        ] {
+            assert!(!is_own(host, "box7"), "{host:?}");
+        }
+        assert!(!is_own("", "") && !is_own(".", ""), "a host without a name owns none");
     }
 
     #[test]

@@ -47,12 +47,24 @@ pub struct Request<'a> {
     pub method: &'a str,
     /// The path without its query.
     pub path: &'a str,
+    /// The host that it says it asks, with its port; `None` where it does not say (HTTP/1.0).
+    pub host: Option<&'a str>,
 }
 
 /// What is sent for a head that is none, or too long.
 fn bad_request() -> Answer {
     let body: Arc<[u8]> = Arc::from(&b"bad request\n"[..]);
     Answer { status: "400 Bad Request", kind: "text/plain; charset=utf-8", fields: "", body }
+}
+
+/// The field `Host`. Two of them, or one that is no text, are no request (RFC 9112, 3.2).
+fn host<'a>(fields: &[httparse::Header<'a>]) -> Result<Option<&'a str>, Answer> {
+    let mut hosts = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("host"));
+    match (hosts.next(), hosts.next()) {
+        (None, _) => Ok(None),
+        (Some(host), None) => std::str::from_utf8(host.value).map(Some).map_err(|_| bad_request()),
+        (Some(_), Some(_)) => Err(bad_request()),
+    }
 }
 
 enum Part {
@@ -166,11 +178,14 @@ impl Client {
             let mut request = httparse::Request::new(&mut fields);
             let (head_only, answer) = match request.parse(head) {
                 Ok(httparse::Status::Partial) if read > 0 && head.len() < REQUEST_BYTES_MAX => continue,
-                Ok(httparse::Status::Complete(_)) => {
-                    let (method, path) = (request.method.unwrap_or(""), request.path.unwrap_or(""));
-                    let path = path.split('?').next().unwrap_or(path);
-                    (method == "HEAD", answer(Request { method, path }))
-                }
+                Ok(httparse::Status::Complete(_)) => match host(request.headers) {
+                    Ok(host) => {
+                        let (method, path) = (request.method.unwrap_or(""), request.path.unwrap_or(""));
+                        let path = path.split('?').next().unwrap_or(path);
+                        (method == "HEAD", answer(Request { method, path, host }))
+                    }
+                    Err(bad) => (false, bad),
+                },
                 // A connection that ends before it has said anything (a probe of the port) needs no answer.
                 Ok(_) if head.is_empty() => {
                     self.part = Part::Done;

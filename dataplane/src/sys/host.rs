@@ -70,6 +70,11 @@ pub fn wall_clock() -> io::Result<WallClock> {
     })
 }
 
+/// The host's own name; empty where it cannot be read.
+pub fn name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
+}
+
 /// A NIC's clock against the host's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
