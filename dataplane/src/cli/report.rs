@@ -1,12 +1,14 @@
 //! `sluice report`: the data-quality report of the day that is not over, from a running appliance, or of a past day, from its
 //! file.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::{Exit, Failure, Outcome, quality, stat};
 use crate::capture::quality::{Day, DayReport};
 use crate::config;
+use crate::runtime::control::NO_REPORT;
 
 /// Arguments of `sluice report`.
 #[derive(clap::Args, Debug)]
@@ -68,10 +70,13 @@ fn of_file(day: Day, directory: &Path) -> Result<(String, String), Failure> {
 }
 
 fn of_appliance(address: SocketAddr) -> Result<(String, String), Failure> {
-    let text = stat::get(address, "/report").map_err(|error| {
-        Failure::host(format!(
-            "no appliance answers at {address}: {error}; is it running, has it feeds, and is this its control.listen? A past day is --day"
-        ))
+    let text = stat::get(address, "/report").map_err(|error| match error.kind() {
+        ErrorKind::NotFound if error.to_string() == NO_REPORT => {
+            Failure::usage(format!("the appliance at {address} has no feed to report on: it needs a [[feed]]"))
+        }
+        _ => Failure::host(format!(
+            "no appliance answers at {address}: {error}; is it running, and is this its control.listen? A past day is --day"
+        )),
     })?;
     Ok((text, address.to_string()))
 }

@@ -169,3 +169,28 @@ fn a_running_appliance_tells_its_report_and_a_killed_one_leaves_a_whole_file() {
     assert_eq!(ends, ["broken_off", "stopped"]);
     assert_eq!(report["parts"][0]["feeds"], left["parts"][0]["feeds"], "what was written stays");
 }
+
+#[test]
+fn an_appliance_without_feeds_is_told_as_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = tcp_address();
+    let text = format!(
+        "[[core]]\nname = \"all\"\ncpu = 0\n[control]\nlisten = \"{control}\"\n[ledger.serve]\ncore = \"all\"\nlisten = \"{}\"\n\
+         data_dir = \"{}/ledgers\"\nsegment_bytes = \"16MiB\"\n",
+        tcp_address(),
+        folder.path().display()
+    );
+    let config = folder.path().join("sluice.toml");
+    std::fs::write(&config, text).expect("writes");
+    let running = Sluice::start(&["run", config.to_str().expect("ASCII")]);
+    let address: SocketAddr = control.parse().expect("an address");
+    until("it runs", || stat::get(address, "/readyz").ok());
+    let told = sluice(&["report", "--control", &control]);
+    let said = String::from_utf8_lossy(&told.stderr);
+    assert!(said.contains(&format!("the appliance at {control} has no feed to report on")), "{said}");
+    assert_eq!(told.status.code(), Some(2));
+    assert_eq!(running.terminate(), Some(0));
+    let gone = sluice(&["report", "--control", &control]);
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("no appliance answers at"), "{gone:?}");
+    assert_eq!(gone.status.code(), Some(4));
+}
