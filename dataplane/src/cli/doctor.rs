@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Exit, Failure, Outcome};
 use crate::config::{self, Config};
 use crate::doctor::text::{Summary, text};
-use crate::doctor::{Asked, Calls, Finding, HostState, Level, Tree, judge, read};
+use crate::doctor::{Asked, Calls, Finding, HostState, Level, Tree, judge_of, read};
 
 /// The configuration's name in a capture.
 const CAPTURED_CONFIG: &str = "sluice.toml";
@@ -40,7 +40,9 @@ pub fn run(args: Args) -> Outcome {
         Some(from) => captured(from, config.as_ref())?,
         None => live(&args, path.as_deref(), config.as_ref())?,
     };
-    let findings = judge(&host, config.as_ref());
+    // A captured host's configuration is that host's file, not the copy that lies in the folder here.
+    let shown = args.config.as_deref().unwrap_or(Path::new(CAPTURED_CONFIG)).display().to_string();
+    let findings = judge_of(&host, config.as_ref(), &shown);
     if args.json {
         println!("{}", as_json(&findings));
     } else {

@@ -150,6 +150,25 @@ pub struct Interface {
 }
 
 impl Interface {
+    /// An interface of which only the name is given.
+    pub fn new(name: String) -> Interface {
+        Interface {
+            name,
+            through: Interface::through_default(),
+            cores: Vec::new(),
+            queues: 0,
+            zero_copy: Interface::zero_copy_default(),
+            mode: Interface::mode_default(),
+            frames: Interface::frames_default(),
+            ring: Interface::ring_default(),
+            huge_pages: false,
+            stamp: Interface::stamp_default(),
+            promiscuous: Interface::promiscuous_default(),
+            replace: false,
+            force: false,
+        }
+    }
+
     fn through_default() -> Through {
         Through::AfXdp
     }

@@ -13,7 +13,7 @@ pub mod text;
 pub mod tree;
 
 pub use calls::{Asked, Calls};
-pub use findings::{Finding, Level, judge};
+pub use findings::{Finding, Level, judge, judge_of};
 pub use host::HostState;
 pub use read::read;
 pub use tree::Tree;

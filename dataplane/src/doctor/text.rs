@@ -75,5 +75,8 @@ fn one(finding: &Finding, text: &mut String) {
     if !finding.command.is_empty() {
         let _ = writeln!(text, "        do   {}", finding.command);
     }
+    if !finding.advice.is_empty() {
+        let _ = writeln!(text, "        do   {}", finding.advice);
+    }
     let _ = writeln!(text, "        see  {}", finding.docs);
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use sluice::config::{self, Config};
 use sluice::doctor::findings::rules;
 use sluice::doctor::text::text;
-use sluice::doctor::{Asked, Calls, Level, Tree, judge, read};
+use sluice::doctor::{Asked, Calls, Level, Tree, judge, judge_of, read};
 
 const PAGE: &str = include_str!("../../../docs/operating/doctor.md");
 const HOSTS: [&str; 6] = ["ena", "i40e", "ice", "ixgbe", "mlx5", "virtio_net"];
@@ -156,6 +156,60 @@ fn what_was_not_readable_is_said_and_is_not_ok() {
     for finding in unread {
         assert_eq!(finding["level"], "warn");
         assert!(finding["seen"].as_str().is_some_and(|seen| seen.contains("not readable without root")), "{finding}");
+    }
+}
+
+/// Programs that a command may begin with.
+const PROGRAMS: &str = "apt bpftool cat chronyc df dmesg echo ethtool findmnt for ip journalctl lspci modinfo mount phc2sys \
+                        sluice sluice-tune sudo swapoff sysctl systemctl timedatectl ulimit";
+
+#[test]
+fn a_command_is_one_and_what_is_none_is_advice() {
+    for name in HOSTS {
+        let root = lay_out(&files(name));
+        let (config, calls) = loaded(root.path());
+        let tree = Tree::captured(root.path(), calls.denied.iter().cloned());
+        let host = read(&tree, &calls, &Asked::of(Some(&config)));
+        for finding in judge_of(&host, Some(&config), "/etc/sluice/sluice.toml") {
+            let (command, advice) = (&finding.command, &finding.advice);
+            if finding.level == Level::Ok {
+                assert_eq!((command.as_str(), advice.as_str()), ("", ""), "{finding:?}");
+                continue;
+            }
+            assert!(command.is_empty() != advice.is_empty(), "one of both: {finding:?}");
+            let program = command.split_whitespace().next();
+            assert!(
+                program.is_none_or(|program| PROGRAMS.split(' ').any(|known| known == program)),
+                "{command:?} is no command"
+            );
+            assert!(!command.contains("CONFIG") && !advice.contains("CONFIG"), "{finding:?}");
+        }
+    }
+    // What is to be changed in the configuration names its file.
+    let mut files = files("ice");
+    let config = files.get_mut("sluice.toml").expect("a configuration");
+    *config = config.replacen("cpu = ", "cpu = 1", 1);
+    let root = lay_out(&files);
+    let path = root.path().join("sluice.toml");
+    let path = path.to_str().expect("UTF-8");
+    let found = as_json(&doctor(&["--from", root.path().to_str().expect("UTF-8"), path, "--json"]));
+    let findings = found["findings"].as_array().expect("findings");
+    let absent = findings.iter().find(|finding| finding["id"] == "cpu.allowed").expect("a CPU that is not there");
+    let advice = absent["advice"].as_str().expect("text");
+    assert!(advice.starts_with(&format!("in {path}: set cpu to one of them in [[core]] \"")), "{absent}");
+    assert_eq!(absent["command"], "");
+}
+
+#[test]
+fn a_clock_that_does_not_answer_is_said_by_each_of_its_rules() {
+    let mut files = files("ice");
+    let calls = files.get_mut("calls.json").expect("calls");
+    let begin = calls.find("\"wall\": {").expect("the clock");
+    let end = begin + calls[begin..].find("\n }").expect("its end") + 3;
+    calls.replace_range(begin..end, "\"wall\": {\"Err\": \"denied\"}");
+    let levels = levels(&files);
+    for id in ["clock.discipline", "clock.tai_offset", "clock.leap"] {
+        assert!(levels.contains(&(id.to_owned(), Level::Warn)), "{id}: {levels:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Clocks: what is read, who keeps it, and whether a NIC's clock counts nanoseconds.
 
-use super::{Captured, Report, Rule};
+use super::{Captured, Report, Rule, advice};
 
 const SOURCE: Rule = Rule {
     id: "clock.source",
@@ -103,11 +103,14 @@ fn discipline(report: &mut Report<'_>) {
 
 fn tai(report: &mut Report<'_>) {
     let host = report.host;
-    let Ok(wall) = host.clock.wall else { return };
+    let Some(wall) = report.known(&TAI, "", "adjtimex", &host.clock.wall).copied() else {
+        report.known(&LEAP, "", "adjtimex", &host.clock.wall);
+        return;
+    };
     match wall.tai_offset_s {
         0 => {
             let command = "add \"leapsectz right/UTC\" to chrony.conf and restart chrony; with PTP: phc2sys does it";
-            report.warn(&TAI, "", "TAI - UTC is 0: nobody has set it", command);
+            report.warn(&TAI, "", "TAI - UTC is 0: nobody has set it", advice(command));
         }
         offset => report.ok(&TAI, "", format!("TAI - UTC is {offset} s")),
     }
@@ -135,7 +138,8 @@ fn nic_clock(report: &mut Report<'_>, interface: &Captured<'_>) {
     };
     if clock.rate_ppm.saturating_abs() > RATE_PPM_MAX {
         let seen = format!("{device} runs {} ppm off CLOCK_MONOTONIC: it does not count nanoseconds", clock.rate_ppm);
-        report.fail(&NIC_TICK, name, seen, "keep stamp = \"software\"; use the kernel's own driver");
+        let remedy = report.set("keep stamp = \"software\"; and use the kernel's own driver");
+        report.fail(&NIC_TICK, name, seen, remedy);
     } else {
         report.ok(&NIC_TICK, name, format!("{device} runs {} ppm off CLOCK_MONOTONIC", clock.rate_ppm));
     }

@@ -1,6 +1,6 @@
 //! The CPUs of the configuration: there, allowed, fast, and left alone by everybody else.
 
-use super::{Report, Rule};
+use super::{Report, Rule, advice};
 use crate::config::Idle;
 use crate::doctor::lists;
 
@@ -70,7 +70,8 @@ fn allowed(report: &mut Report<'_>) {
         wanted.iter().copied().filter(|cpu| online.contains(cpu) && !allowed.contains(cpu)).collect();
     if !missing.is_empty() {
         let seen = format!("core {}: not online; {} are", cores_on(report, &missing), lists::format(online));
-        report.fail(&THERE, "", seen, "set cpu to one of them in [[core]]");
+        let remedy = report.set(format_args!("set cpu to one of them in [[core]] {}", cores_on(report, &missing)));
+        report.fail(&THERE, "", seen, remedy);
     } else if !outside.is_empty() {
         let cores = cores_on(report, &outside);
         let seen = format!("core {cores}: outside of this process's cpuset {}", lists::format(allowed));
@@ -92,7 +93,7 @@ fn left_over(report: &mut Report<'_>) {
     let left: Vec<usize> = online.iter().copied().filter(|cpu| !taken.contains(cpu)).collect();
     let spins = config.cores.iter().any(|core| core.idle == Idle::Spin);
     let seen = format!("{} of {} CPUs have a core", taken.len(), online.len());
-    let command = "put workers together on fewer [[core]]s, or set idle = \"park\"";
+    let command = report.set("put workers together on fewer [[core]]s, or set idle = \"park\"");
     match (left.is_empty(), spins) {
         (true, true) => report.fail(&LEFT, "", format!("{seen}, and some of them spin"), command),
         (true, false) if online.len() > 2 => report.warn(&LEFT, "", seen, command),
@@ -191,7 +192,9 @@ fn isolation(report: &mut Report<'_>) {
                 rule,
                 "",
                 seen,
-                format!("add {word}={list} to the kernel's command line (GRUB_CMDLINE_LINUX), update-grub, reboot"),
+                advice(format!(
+                    "add {word}={list} to the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub), update-grub, reboot"
+                )),
             );
         }
     }

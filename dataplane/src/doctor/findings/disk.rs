@@ -80,7 +80,8 @@ fn file_system(report: &mut Report<'_>, key: &str, path: &Path, directory: &Dire
             "findmnt -t ext4,xfs   # local file systems that are there; move it to one",
         );
     } else if MEMORY.contains(&kind.as_str()) {
-        report.warn(&FILE_SYSTEM, key, format!("{at}: {kind}: gone at a reboot"), "put it on a disk with ext4 or xfs");
+        let remedy = report.set("put it on a disk with ext4 or xfs");
+        report.warn(&FILE_SYSTEM, key, format!("{at}: {kind}: gone at a reboot"), remedy);
     } else if GOOD.contains(&kind.as_str()) {
         report.ok(&FILE_SYSTEM, key, format!("{at}: {kind}"));
     } else {
@@ -123,7 +124,8 @@ fn space(report: &mut Report<'_>, key: &str, directory: &Directory, wanted: Want
             format!("{seen}; what is to be kept ({}), two segments and 5 % are more than that", bytes(wanted.keep));
         report.fail(&SPACE, key, seen, format!("{look}   # and lower retain"));
     } else if wanted.keep == 0 && wanted.free_min == 0 {
-        report.warn(&SPACE, key, format!("{seen}; neither retain nor free_min bounds it"), "set retain or free_min");
+        let remedy = report.set("set retain or free_min");
+        report.warn(&SPACE, key, format!("{seen}; neither retain nor free_min bounds it"), remedy);
     } else {
         report.ok(&SPACE, key, seen);
     }
@@ -134,18 +136,15 @@ fn direct(report: &mut Report<'_>, key: &str, directory: &Directory, wanted: boo
         return report.ok(&DIRECT, key, "direct = false: through the page cache, by configuration");
     }
     if directory.kind.as_deref() == Ok("tmpfs") {
-        return report.warn(
-            &DIRECT,
-            key,
-            "tmpfs has no direct I/O: blocks go through memory",
-            "put it on a disk, or set direct = false",
-        );
+        let remedy = report.set("put it on a disk, or set direct = false");
+        return report.warn(&DIRECT, key, "tmpfs has no direct I/O: blocks go through memory", remedy);
     }
     let align = &directory.direct_align_bytes;
     let Some(align) = report.known(&DIRECT, key, "the alignment that direct I/O needs", align).copied() else { return };
     if align > ALIGN_BYTES {
         let seen = format!("direct I/O needs {align} bytes of alignment, blocks have {ALIGN_BYTES}");
-        report.fail(&DIRECT, key, seen, "set direct = false, or use a device with blocks of 4 KiB or less");
+        let remedy = report.set("set direct = false, or use a device with blocks of 4 KiB or less");
+        report.fail(&DIRECT, key, seen, remedy);
     } else {
         report.ok(&DIRECT, key, format!("direct I/O, aligned to {align} bytes"));
     }

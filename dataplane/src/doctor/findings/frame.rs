@@ -1,6 +1,6 @@
 //! What NIC and driver do to frames before anybody sees them: tags, merging, rings, interrupt moderation.
 
-use super::{Captured, Level, Report, Rule};
+use super::{Captured, Level, Report, Rule, advice};
 
 const VLAN_STRIP: Rule = Rule {
     id: "frame.vlan_strip",
@@ -69,10 +69,10 @@ fn switch(report: &mut Report<'_>, interface: &Captured<'_>, rule: &'static Rule
         (true, false) => report.add(rule, level, name, "on", format!("ethtool -K {name} {command_name} off")),
         (true, true) => {
             let command = match command_name {
-                "rx-vlan-filter" => format!(
-                    "set promiscuous = \"on\", or: ip link add link {name} name {name}.ID type vlan id ID   # for each VLAN"
-                ),
-                _ => "the driver has no other state: use an interface of another driver if it matters".into(),
+                "rx-vlan-filter" => report.set(format_args!(
+                    "set promiscuous = \"on\"; or for each VLAN: ip link add link {name} name {name}.ID type vlan id ID"
+                )),
+                _ => advice("the driver has no other state: use an interface of another driver if it matters"),
             };
             report.add(rule, level, name, "on, and fixed", command);
         }

@@ -75,8 +75,8 @@ fn map(report: &mut Report<'_>, interface: &Captured<'_>) {
         hit.map(|irq| (irq.number, irq.name.clone(), lists::format(irq.cpus.as_deref().unwrap_or_default())))
     };
     let tune = match left_over(report).is_empty() {
-        true => "leave a CPU without a core first (cpu.left_over)".to_owned(),
-        false => format!("sluice-tune apply --interface {name} --cores {}", lists::format(&workers)),
+        true => report.set("leave a CPU without a core first (cpu.left_over)"),
+        false => format!("sluice-tune apply --interface {name} --cores {}", lists::format(&workers)).into(),
     };
     if let Some((number, title, at)) = on(&spinning) {
         let seen = format!("{all}; {number} ({title}) on CPU {at}, which a spinning core has");

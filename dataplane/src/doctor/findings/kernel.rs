@@ -1,6 +1,6 @@
 //! The kernel: new enough, and with what is needed switched on.
 
-use super::{Report, Rule};
+use super::{Report, Rule, advice};
 use crate::doctor::drivers;
 
 const VERSION: Rule = Rule {
@@ -38,7 +38,7 @@ fn version(report: &mut Report<'_>) {
     match drivers::release_of(text) {
         None => report.unknown(&VERSION, "", "the kernel's release", crate::doctor::host::Unread::Garbled),
         Some(release) if release < (6, 1) => {
-            report.fail(&VERSION, "", text.as_str(), "install a kernel from 6.1 on: apt install linux-image-amd64");
+            report.fail(&VERSION, "", text.as_str(), "apt install linux-image-amd64   # a kernel from 6.1 on");
         }
         Some(release) if release < (6, 6) => {
             report.ok(&VERSION, "", format!("{text}; without sockets for frames of several buffers (6.6)"));
@@ -53,7 +53,8 @@ fn af_xdp(report: &mut Report<'_>) {
     match report.known(&AF_XDP, "", "/proc/net/protocols", &host.kernel.af_xdp) {
         Some(true) => report.ok(&AF_XDP, "", "there are AF_XDP sockets"),
         Some(false) if captures => {
-            report.fail(&AF_XDP, "", "there are no AF_XDP sockets", "install a kernel with CONFIG_XDP_SOCKETS=y");
+            let remedy = advice("install a kernel with CONFIG_XDP_SOCKETS=y: Debian's has it");
+            report.fail(&AF_XDP, "", "there are no AF_XDP sockets", remedy);
         }
         Some(false) => report.ok(&AF_XDP, "", "there are no AF_XDP sockets, and nothing is captured"),
         None => {}

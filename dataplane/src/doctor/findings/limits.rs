@@ -40,7 +40,7 @@ fn files(report: &mut Report<'_>, config: &Config) {
                 &FILES,
                 "",
                 seen,
-                format!("LimitNOFILE={} in a drop-in of sluice.service", needed.next_power_of_two()),
+                format!("systemctl edit sluice.service   # [Service] LimitNOFILE={}", needed.next_power_of_two()),
             );
         } else {
             report.ok(&FILES, "", seen);

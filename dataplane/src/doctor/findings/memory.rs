@@ -67,10 +67,11 @@ fn room(report: &mut Report<'_>) {
         .into_iter()
         .fold(0, u64::saturating_add);
     let seen = format!("{} for pools, {} available", bytes(needed), bytes(available));
+    let look = format!("sluice run {} --explain   # which pool takes how much", report.path);
     if needed > available {
-        report.fail(&ROOM, "", seen, "sluice run CONFIG --explain   # which pool takes how much");
+        report.fail(&ROOM, "", seen, look);
     } else if needed.saturating_add(SPARE_BYTES) > available {
-        report.warn(&ROOM, "", seen, "sluice run CONFIG --explain   # which pool takes how much");
+        report.warn(&ROOM, "", seen, look);
     } else {
         report.ok(&ROOM, "", seen);
     }
@@ -126,7 +127,7 @@ fn memlock(report: &mut Report<'_>) {
         let why = if holds { " (CAP_IPC_LOCK: not bound by it)" } else { "" };
         report.ok(&MEMLOCK, "", format!("{seen}{why}"));
     } else {
-        let command = "LimitMEMLOCK=infinity in sluice.service (it has it), or ulimit -l unlimited";
+        let command = "ulimit -l unlimited   # in this shell; sluice.service has LimitMEMLOCK=infinity";
         report.warn(&MEMLOCK, "", seen, command);
     }
 }

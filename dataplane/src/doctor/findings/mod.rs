@@ -1,12 +1,12 @@
 //! Findings: pure functions from the state of a host (and a configuration) to what is right, doubtful or wrong with it.
 //!
 //! May use: `config` and `sys`'s pure parts. One file per topic, one function per rule, or two that share what they look at.
-//! Never does: look at the host, read a clock, or call unknown what it was not told: that is said, and is never "ok".
+//! Never does: look at the host, read a clock, or call "ok" what it was not told: that is said to be not known.
 
 use serde::Serialize;
 
 use super::host::{Fact, HostState, Nic, Unread};
-use crate::config::{self, AttachMode, Config, Promiscuous, Stamp, Through, ZeroCopy};
+use crate::config::{self, Config};
 
 mod clock;
 mod cpu;
@@ -71,12 +71,39 @@ pub struct Finding {
     pub seen: String,
     /// Why it matters.
     pub why: &'static str,
-    /// The command that mends it, or what to do; empty when all is well.
+    /// The command that mends it, or that shows more of it, as a shell takes it; empty where there is none.
     pub command: String,
+    /// What to do where no one command does it; empty where there is one, or when all is well.
+    pub advice: String,
     /// Where it is described.
     pub docs: String,
     /// It takes a privilege to see it.
     pub needs_root: bool,
+}
+
+/// What to do about a finding.
+enum Remedy {
+    /// For a shell.
+    Command(String),
+    /// For a person.
+    Advice(String),
+}
+
+impl From<&str> for Remedy {
+    fn from(command: &str) -> Remedy {
+        Remedy::Command(command.to_owned())
+    }
+}
+
+impl From<String> for Remedy {
+    fn from(command: String) -> Remedy {
+        Remedy::Command(command)
+    }
+}
+
+/// What only a person can do.
+fn advice(text: impl Into<String>) -> Remedy {
+    Remedy::Advice(text.into())
 }
 
 /// Every rule, in the order of the report.
@@ -101,7 +128,12 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
 
 /// All findings, in the order of the rules.
 pub fn judge(host: &HostState, config: Option<&Config>) -> Vec<Finding> {
-    let mut report = Report { host, config, interfaces: interfaces(host, config), findings: Vec::new() };
+    judge_of(host, config, "CONFIG")
+}
+
+/// The same for a configuration that is named `path` in what is to be done.
+pub fn judge_of(host: &HostState, config: Option<&Config>, path: &str) -> Vec<Finding> {
+    let mut report = Report { host, config, path, interfaces: interfaces(host, config), findings: Vec::new() };
     nic::judge(&mut report);
     queue::judge(&mut report);
     xdp::judge(&mut report);
@@ -131,29 +163,11 @@ fn interfaces<'a>(host: &'a HostState, config: Option<&Config>) -> Vec<Captured<
         let nic = nic.as_ref().ok()?;
         let section = match config {
             Some(config) => config.interfaces.iter().find(|section| section.name == *name)?.clone(),
-            None => defaults(name),
+            None => config::Interface::new(name.clone()),
         };
         Some(Captured { section, nic })
     });
     found.collect()
-}
-
-fn defaults(name: &str) -> config::Interface {
-    config::Interface {
-        name: name.to_owned(),
-        through: Through::AfXdp,
-        cores: Vec::new(),
-        queues: 0,
-        zero_copy: ZeroCopy::Prefer,
-        mode: AttachMode::Auto,
-        frames: 16_384,
-        ring: 4_096,
-        huge_pages: false,
-        stamp: Stamp::Software,
-        promiscuous: Promiscuous::Off,
-        replace: false,
-        force: false,
-    }
 }
 
 impl Captured<'_> {
@@ -189,6 +203,8 @@ impl Captured<'_> {
 struct Report<'a> {
     host: &'a HostState,
     config: Option<&'a Config>,
+    /// The configuration's file, as commands name it.
+    path: &'a str,
     interfaces: Vec<Captured<'a>>,
     findings: Vec<Finding>,
 }
@@ -198,12 +214,23 @@ impl Report<'_> {
         self.add(rule, Level::Ok, subject, seen, "");
     }
 
-    fn warn(&mut self, rule: &'static Rule, subject: &str, seen: impl Into<String>, command: impl Into<String>) {
-        self.add(rule, Level::Warn, subject, seen, command);
+    fn warn(&mut self, rule: &'static Rule, subject: &str, seen: impl Into<String>, remedy: impl Into<Remedy>) {
+        self.add(rule, Level::Warn, subject, seen, remedy);
     }
 
-    fn fail(&mut self, rule: &'static Rule, subject: &str, seen: impl Into<String>, command: impl Into<String>) {
-        self.add(rule, Level::Fail, subject, seen, command);
+    fn fail(&mut self, rule: &'static Rule, subject: &str, seen: impl Into<String>, remedy: impl Into<Remedy>) {
+        self.add(rule, Level::Fail, subject, seen, remedy);
+    }
+
+    /// Advice to change the configuration.
+    fn set(&self, what: impl std::fmt::Display) -> Remedy {
+        advice(format!("in {}: {what}", self.path))
+    }
+
+    /// `sluice doctor` for the same configuration, with privilege.
+    fn doctor_command(&self, more: &str) -> String {
+        let path = if self.config.is_some() { format!(" {}", self.path) } else { String::new() };
+        format!("sudo sluice doctor{path}{more}")
     }
 
     fn add(
@@ -212,15 +239,20 @@ impl Report<'_> {
         level: Level,
         subject: &str,
         seen: impl Into<String>,
-        command: impl Into<String>,
+        remedy: impl Into<Remedy>,
     ) {
+        let (command, advice) = match remedy.into() {
+            Remedy::Command(command) => (command, String::new()),
+            Remedy::Advice(advice) => (String::new(), advice),
+        };
         self.findings.push(Finding {
             id: rule.id,
             level,
             subject: subject.to_owned(),
             seen: seen.into(),
             why: rule.why,
-            command: command.into(),
+            command,
+            advice,
             docs: rule.docs(),
             needs_root: false,
         });
@@ -253,10 +285,16 @@ impl Report<'_> {
 
     fn unknown(&mut self, rule: &'static Rule, subject: &str, what: &str, unread: Unread) {
         match unread {
-            Unread::Absent => self.warn(rule, subject, format!("{what}: this host does not tell"), ""),
-            Unread::Garbled => self.warn(rule, subject, format!("{what}: could not be understood"), ""),
+            Unread::Absent => {
+                let remedy = advice(format!("look by other means: {} says what it should be", rule.docs()));
+                self.warn(rule, subject, format!("{what}: this host does not tell"), remedy);
+            }
+            Unread::Garbled => {
+                let command = format!("{}   # for a bug report", self.doctor_command(" --capture DIR"));
+                self.warn(rule, subject, format!("{what}: could not be understood"), command);
+            }
             Unread::Denied => {
-                let command = "run it as root: sudo sluice doctor …";
+                let command = self.doctor_command("");
                 self.warn(rule, subject, format!("{what}: not readable without root"), command);
                 self.findings.last_mut().expect("just added").needs_root = true;
             }

@@ -91,7 +91,8 @@ fn default_route(report: &mut Report<'_>, interface: &Captured<'_>) {
         (true, false, _) => report.ok(&DEFAULT_ROUTE, name, "a default route leaves through it: none to capture on"),
         (true, true, false) => {
             let seen = "a default route leaves through it, and run refuses it";
-            report.fail(&DEFAULT_ROUTE, name, seen, "capture on another interface, or set force = true in its section");
+            let remedy = report.set("capture on another interface, or set force = true in its section");
+            report.fail(&DEFAULT_ROUTE, name, seen, remedy);
         }
         (true, true, true) => {
             let seen = "a default route leaves through it (force = true)";
@@ -133,10 +134,6 @@ fn promiscuous(report: &mut Report<'_>, interface: &Captured<'_>) {
         return;
     }
     let seen = format!("unicast destinations that are not its own: {}; promiscuous is not on", foreign.join(", "));
-    report.warn(
-        &PROMISCUOUS,
-        name,
-        seen,
-        format!("set promiscuous = \"on\" in [[interface]] \"{}\"", interface.section.name),
-    );
+    let remedy = report.set(format_args!("set promiscuous = \"on\" in [[interface]] \"{}\"", interface.section.name));
+    report.warn(&PROMISCUOUS, name, seen, remedy);
 }

@@ -70,7 +70,8 @@ fn nic(report: &mut Report<'_>, interface: &Captured<'_>) {
     let seen = format!("its slot is on node {node}, CPU {far} of its queues on node {other}{apart}");
     let near = report.host.memory.nodes.get(&node).and_then(|node| node.cpus.as_ref().ok());
     let near = near.map_or_else(|| "that node".into(), |cpus| lists::format(cpus));
-    report.warn(&NIC, name, seen, format!("set cpu of its [[core]]s to some of {near}"));
+    let remedy = report.set(format_args!("set cpu of its [[core]]s to some of {near}"));
+    report.warn(&NIC, name, seen, remedy);
 }
 
 /// (what, its node, the core that writes it).
@@ -93,12 +94,13 @@ fn memory(report: &mut Report<'_>) {
         if !report.host.memory.nodes.contains_key(&node) {
             fine = false;
             let nodes: Vec<usize> = report.host.memory.nodes.keys().map(|number| *number as usize).collect();
-            let command = format!("set it to one of {}, or leave it out", lists::format(&nodes));
+            let command = report.set(format_args!("set it to one of {}, or leave it out", lists::format(&nodes)));
             report.fail(&MEMORY, "", format!("{what} = {node}, and the host has no such node"), command);
         } else if let Some(core_node) = core_node.filter(|core_node| *core_node != node) {
             fine = false;
             let seen = format!("{what} = {node}, but its writer's core \"{core}\" is on node {core_node}");
-            report.warn(&MEMORY, "", seen, format!("set it to {core_node}, or leave it out"));
+            let remedy = report.set(format_args!("set it to {core_node}, or leave it out"));
+            report.warn(&MEMORY, "", seen, remedy);
         }
     }
     if fine {

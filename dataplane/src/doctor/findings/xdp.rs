@@ -1,6 +1,6 @@
 //! XDP and AF_XDP on the interfaces: can the driver, is the place free, is this kernel known for trouble, do frames fit.
 
-use super::{Captured, Report, Rule};
+use super::{Captured, Report, Rule, advice};
 use crate::config::{AttachMode, Through, ZeroCopy};
 use crate::doctor::drivers::{self, Release};
 use crate::doctor::host::{Trial, Unread};
@@ -67,10 +67,12 @@ fn native(report: &mut Report<'_>, interface: &Captured<'_>) {
         (_, Ok(told)) if told.native => report.ok(&NATIVE, name, format!("{driver} runs programs")),
         (AttachMode::Native, Ok(_)) => {
             let seen = format!("{driver} runs no programs, and mode = \"native\"");
-            report.fail(&NATIVE, name, seen, "set mode = \"auto\", or use an interface of another driver");
+            let remedy = report.set("set mode = \"auto\", or use an interface of another driver");
+            report.fail(&NATIVE, name, seen, remedy);
         }
         (AttachMode::Auto, Ok(_)) => {
-            report.warn(&NATIVE, name, format!("{driver} runs no programs"), "use an interface of another driver");
+            let remedy = advice("use an interface of another driver");
+            report.warn(&NATIVE, name, format!("{driver} runs no programs"), remedy);
         }
         // Before kernel 6.3 nobody tells; the attach will.
         (_, Err(Unread::Absent)) if drivers::note_of(driver).is_some() => {
@@ -82,7 +84,8 @@ fn native(report: &mut Report<'_>, interface: &Captured<'_>) {
 
 fn zero_copy(report: &mut Report<'_>, interface: &Captured<'_>, kernel: Option<Release>) {
     let (name, driver, wanted) = (interface.name(), interface.driver(), interface.section.zero_copy);
-    let mend = format!("set zero_copy = \"prefer\" or \"off\" in [[interface]] \"{}\"", interface.section.name);
+    let section = &interface.section.name;
+    let mend = report.set(format_args!("set zero_copy = \"prefer\" or \"off\" in [[interface]] \"{section}\""));
     if wanted == ZeroCopy::Off {
         report.ok(&ZERO_COPY, name, "zero_copy = \"off\": by configuration");
         return;
@@ -103,11 +106,11 @@ fn zero_copy(report: &mut Report<'_>, interface: &Captured<'_>, kernel: Option<R
     match (&interface.nic.told.trial, able) {
         (_, Some(false)) => report.add(&ZERO_COPY, level, name, told, mend),
         (Some(Trial::LeftAlone(why)), _) => {
-            let command = "sudo sluice doctor CONFIG --trial-bind   # when nothing uses the interface";
+            let command = report.doctor_command(" --trial-bind   # when nothing uses the interface");
             report.warn(&ZERO_COPY, name, format!("{told}; the trial was left alone: {why}"), command);
         }
         _ => {
-            let command = "sudo sluice doctor CONFIG --trial-bind   # before the session: some drivers reset the queue";
+            let command = report.doctor_command(" --trial-bind   # before the session: some drivers reset the queue");
             report.warn(&ZERO_COPY, name, format!("{told}; not tried"), command);
         }
     }
@@ -153,7 +156,7 @@ fn known_bad(report: &mut Report<'_>, interface: &Captured<'_>, kernel: Option<R
         clean = false;
         let seen = format!("{driver} on {}.{}: {} ({})", kernel.0, kernel.1, row.what, row.told_in);
         let level = if row.fails { super::Level::Fail } else { super::Level::Warn };
-        report.add(&KNOWN_BAD, level, name, seen, row.remedy);
+        report.add(&KNOWN_BAD, level, name, seen, advice(row.remedy));
     }
     if clean {
         report.ok(&KNOWN_BAD, name, format!("{driver} on {}.{}: nothing known", kernel.0, kernel.1));
@@ -197,7 +200,8 @@ fn gro_hw(report: &mut Report<'_>, interface: &Captured<'_>) {
             let level = if mode == AttachMode::Native { super::Level::Fail } else { super::Level::Warn };
             let command = "start the virtual machine with guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off, or \
                            set mode = \"generic\"";
-            report.add(&GRO_HW, level, name, "on, and fixed by the host below: the driver refuses programs", command);
+            let seen = "on, and fixed by the host below: the driver refuses programs";
+            report.add(&GRO_HW, level, name, seen, advice(command));
         }
     }
 }
