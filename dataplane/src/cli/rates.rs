@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::Value;
 
+use super::fields::{items, number, word};
+
 /// Rates are means over so many intervals: one second's burst does not hide the next one's silence for long.
 const INTERVALS: usize = 5;
 
@@ -18,18 +20,6 @@ pub struct Counted {
 
 /// Every node's count, by the node's id.
 pub type Counts = BTreeMap<String, Counted>;
-
-fn items(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn word(value: &Value) -> &str {
-    value.as_str().unwrap_or("?")
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
-}
 
 /// Messages that a feed has emitted, over all its streams.
 pub fn emitted(feed: &Value) -> u64 {

@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::fields::{items, number, word};
+use super::lines;
+
 /// The whole status.
 pub fn status(status: &Value) -> String {
     let mut text = String::new();
@@ -32,7 +35,14 @@ pub fn status(status: &Value) -> String {
         conservation(capture, &mut text);
     }
     rings(&status["ring"], &mut text);
+    for (ring, line) in lines::reader_lags(status) {
+        let _ = writeln!(text, "ring {ring}: {line}");
+    }
     ledger(&status["ledger"], &mut text);
+    let clock = lines::clock(status).map(|(line, _)| line);
+    for line in [lines::process(status), clock].into_iter().flatten() {
+        let _ = writeln!(text, "{line}");
+    }
     for line in items(&capture["damage"]) {
         let _ = writeln!(text, "damage: {}", word(line));
     }
@@ -90,6 +100,10 @@ fn ledger(ledger: &Value, text: &mut String) {
             _ => "",
         }
     );
+    let _ = writeln!(text, "  {}", lines::subscriber_lag(ledger));
+    if let Some(bounds) = lines::ledger_bounds(ledger) {
+        let _ = writeln!(text, "  {bounds}");
+    }
 }
 
 fn rings(ring: &Value, text: &mut String) {
@@ -137,18 +151,6 @@ fn rings(ring: &Value, text: &mut String) {
             }
         );
     }
-}
-
-fn items(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn word(value: &Value) -> &str {
-    value.as_str().unwrap_or("?")
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
 }
 
 fn queues(capture: &Value, text: &mut String) {
@@ -262,6 +264,9 @@ fn store(store: &Value, text: &mut String) {
         store["sealed_segments"],
         store["durable_arrival"]
     );
+    for line in [lines::kept(store), lines::store_bounds(store)].into_iter().flatten() {
+        let _ = writeln!(text, "  {line}");
+    }
     for loss in items(&store["losses"]) {
         let _ = writeln!(
             text,
@@ -303,6 +308,26 @@ mod tests {
             [(-50, "-50 ns"), (25_000, "25.0 µs"), (20_000_000, "20.0 ms"), (-3_600_000_000_000, "-3600.0 s")]
         {
             assert_eq!(nanos(ns), text);
+        }
+    }
+    #[test]
+    fn bounds_lags_and_the_process_are_told() {
+        let told = status(&serde_json::json!({
+            "stores": [{"store": "main", "kept_bytes": 3 << 20, "bounds": {"bytes_max": 64 << 20}}],
+            "ring": {"published": [{"ring": "/r", "readers": 1, "slowest_reader_lag": 4}]},
+            "ledger": {"p99_lag": 3, "bounds": {"ledgers_max": 40}},
+            "process": {"pid": 7, "user_id": 998, "clock": {"steps": 1, "last_step_seconds": 2.5}},
+        }));
+        for part in [
+            "\n  bounds: retain 64 MiB, retain_age none, free_min none\n",
+            "\n  0 segments kept, 3.0 MiB on the disk;",
+            "\nring /r: 1 registered readers, the slowest 4 records behind\n",
+            "\n  lag of subscribers: median 0, p99 3, slowest 0 ledgers\n",
+            "\n  bounds: retention 40, retention_bytes none, retention_age none\n",
+            "\nprocess 7 of user 998, ",
+            "stepped 1 times, last by 2.5 s\n",
+        ] {
+            assert!(told.contains(part), "{part:?} is not in\n{told}");
         }
     }
 }

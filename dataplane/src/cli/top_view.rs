@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+use super::fields::{items, number, word};
+use super::lines;
 use super::rates::{Rates, emitted};
 use super::tables::nanos;
 
@@ -12,6 +14,9 @@ use super::tables::nanos;
 const NAME_COLUMNS_MIN: usize = 20;
 /// Streams of a feed that are shown, the newest.
 const STREAMS_MAX: usize = 16;
+
+/// Bars of a histogram: as many as the page has.
+const BARS_MAX: usize = 48;
 
 /// How a piece of text is to look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,30 +96,19 @@ fn scaled(value: f64, step: f64, units: [&str; 5]) -> String {
     format!("{value:.digits$} {}", units[at]).trim_end().to_string()
 }
 
-fn bytes(value: f64) -> String {
+/// Bytes in the unit that reads best.
+pub(super) fn bytes(value: f64) -> String {
     scaled(value, 1024.0, ["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
 /// A duration in whole seconds, as one reads it.
-fn lasting(seconds: u64) -> String {
+pub(super) fn lasting(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7_200 => format!("{} min", seconds / 60),
         7_200..172_800 => format!("{} h", seconds / 3_600),
         _ => format!("{} days", seconds / 86_400),
     }
-}
-
-fn items(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn word(value: &Value) -> &str {
-    value.as_str().unwrap_or("–")
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
 }
 
 fn count(value: &Value) -> String {
@@ -155,7 +149,9 @@ pub fn lines(status: &Value, rates: &Rates, columns: usize) -> Vec<Line> {
     view.conservation();
     view.stores();
     view.rings();
+    view.readers();
     view.ledger();
+    view.process();
     view.cores();
     view.lines.into_iter().map(|line| cut(line, columns)).collect()
 }
@@ -310,6 +306,17 @@ impl View<'_> {
                 nanos(latency["p99_ns"].as_i64().unwrap_or(0)),
             );
             self.wrapped(&text, 4, Tone::Dim);
+            self.bars("capture - send", &side["capture_minus_send_buckets"]);
+        }
+        self.bars("A before B by", &stream["lead_buckets"]);
+    }
+
+    /// A histogram, where there is one, in the line's width.
+    fn bars(&mut self, name: &str, buckets: &Value) {
+        // The edges take up to 10 columns each.
+        let room = self.columns.saturating_sub(6 + name.width() + 2 + 2 * 11).clamp(1, BARS_MAX);
+        if let Some(bars) = lines::bars(buckets, room) {
+            self.lines.push(vec![(format!("      {name}: {bars}"), Tone::Dim)]);
         }
     }
 
@@ -354,6 +361,9 @@ impl View<'_> {
                 if full { "; THE FILE SYSTEM IS FULL" } else { "" }
             );
             self.wrapped(&text, 2, wrong_if(full || failed > 0));
+            for line in [lines::kept(store), lines::store_bounds(store)].into_iter().flatten() {
+                self.wrapped(&line, 2, Tone::Dim);
+            }
         }
     }
 
@@ -402,6 +412,16 @@ impl View<'_> {
         }
     }
 
+    fn readers(&mut self) {
+        let lags = lines::reader_lags(self.status);
+        if !lags.is_empty() {
+            self.heading("READERS", &[]);
+        }
+        for (ring, line) in lags {
+            self.wrapped(&format!("{ring}: {line}"), 2, Tone::Plain);
+        }
+    }
+
     fn ledger(&mut self) {
         let ledger = &self.status["ledger"];
         if ledger.is_null() {
@@ -432,8 +452,21 @@ impl View<'_> {
             grouped(failed),
         );
         self.wrapped(&text, 2, wrong_if(failed > 0));
+        self.wrapped(&lines::subscriber_lag(ledger), 2, Tone::Plain);
+        if let Some(bounds) = lines::ledger_bounds(ledger) {
+            self.wrapped(&bounds, 2, Tone::Dim);
+        }
         if !ledger["relay"].is_null() && ledger["relay"]["connected"] != 1 {
             self.wrapped("THE UPSTREAM SERVER IS NOT CONNECTED", 2, Tone::Bad);
+        }
+    }
+
+    fn process(&mut self) {
+        let Some(process) = lines::process(self.status) else { return };
+        self.heading("PROCESS AND CLOCK", &[]);
+        self.wrapped(&process, 2, Tone::Plain);
+        if let Some((clock, good)) = lines::clock(self.status) {
+            self.wrapped(&clock, 2, if good { Tone::Plain } else { Tone::Warn });
         }
     }
 
@@ -473,11 +506,20 @@ mod tests {
                 {"level": "unhealthy", "what": "store \"main\": records could not be stored", "count": 1200, "for_seconds": 130.4}]},
             "capture": {"residue": 0, "conservation": [{"of": "feed deep", "left": ["handed", 1500], "right": [["taken", 1500]], "residue": 0}],
                 "feeds": [{"feed": "deep", "sides": ["A", "B"], "sides_live": [true, false], "report": {"streams": [
-                    {"stream": "iex\u{1b}[31mtp", "run": 0, "unique": 1_234_567, "late_fill": 0, "gap": 3, "sides": [{"side": "A", "lost": 5}]}]}}]},
-            "stores": [{"store": "main", "path": "/var/lib/x", "stored": 1500, "lost": 2, "full": true}],
+                    {"stream": "iex\u{1b}[31mtp", "run": 0, "unique": 1_234_567, "late_fill": 0, "gap": 3,
+                    "lead_buckets": [[-2_000, 1], [900, 8], [1_000, 8]],
+                    "sides": [{"side": "A", "lost": 5, "capture_minus_send_buckets": [[20_000, 9], [40_000, 1]]}]}]}}]},
+            "stores": [{"store": "main", "path": "/var/lib/x", "stored": 1500, "lost": 2, "full": true,
+                "kept_bytes": 3 << 20, "kept_segments": 3, "free_bytes": 5_u64 << 30, "total_bytes": 9_u64 << 30, "deleted_bytes": 0,
+                "bounds": {"bytes_max": 64 << 20, "age_seconds_max": null, "free_bytes_min": 1 << 30}}],
+            "process": {"pid": 7, "version": "0.1.0", "user": "sluice", "user_id": 998, "resident_bytes": 120 << 20, "threads": 9,
+                "descriptors": 40, "descriptors_max": 1024,
+                "clock": {"steps": 0, "synchronized": false, "tai_offset_known": true, "tai_offset_seconds": 37}},
             "ring": {"mirror": [{"name": "m", "live": false}], "serve": [{"name": "s", "attached": true, "producer_alive": true,
-                "head": 10, "sessions": [{"peer": "h:1", "next": 8, "delivery": "tcp"}]}]},
-            "ledger": {"source": "synthetic", "oldest": 1, "latest": 9, "subscribers": 2},
+                "head": 10, "sessions": [{"peer": "h:1", "next": 8, "delivery": "tcp"}]}],
+                "published": [{"feed": "deep", "ring": "/r", "readers": 2, "slowest_reader_lag": 12}]},
+            "ledger": {"source": "synthetic", "oldest": 1, "latest": 9, "subscribers": 2, "median_lag": 0, "p99_lag": 3, "slowest_lag": 4,
+                "bounds": {"ledgers_max": 40, "bytes_max": null, "age_seconds_max": null}},
         })
     }
 
@@ -501,6 +543,15 @@ mod tests {
                 "h:1 by tcp: lag 3",
                 "handed 1,500 = taken 1,500",
                 "arbiter deep, store main",
+                "capture - send: 20.0 µs █▁ 40.0 µs",
+                "A before B by: -2000 ns ▁██ 1000 ns",
+                "3 segments kept, 3.0 MiB on the disk; 5.0 GiB of 9.0 GiB free",
+                "bounds: retain 64 MiB, retain_age none, free_min 1.0 GiB",
+                "bounds: retention 40, retention_bytes none",
+                "lag of subscribers: median 0, p99 3, slowest 4 ledgers",
+                "/r: 2 registered readers, the slowest 12 records behind",
+                "process 7 of user sluice, version 0.1.0, up 75 s; 120 MiB resident",
+                "clock NOT SYNCHRONISED; TAI - UTC 37 s; never stepped",
             ] {
                 let flat = all.replace("\n    ", " ").replace("\n  ", " ").replace('\n', " ");
                 assert!(flat.contains(part) || columns == 60, "{part:?} is not in\n{all}");

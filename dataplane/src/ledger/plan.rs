@@ -115,8 +115,15 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
     let latest = opened.stored.last().map(|stored| stored.sequence);
     let (books, view) = fanout_books(serve.core.clone(), description);
     let load = Arc::new(Load::default());
-    let mut status =
-        LedgerStatus { fanout: view, source: None, relay: None, encoders: Vec::new(), silent_ns: silent_ns(serve) };
+    let bounds = reload.bounds.clone();
+    let mut status = LedgerStatus {
+        fanout: view,
+        source: None,
+        relay: None,
+        encoders: Vec::new(),
+        bounds,
+        silent_ns: silent_ns(serve),
+    };
     let mut workers: Vec<(String, Box<dyn Worker>)> = Vec::new();
     let core = serve.source_core().to_string();
     match source {

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 
+use super::retention::Bounds;
 use crate::sync::counters::{CounterIndex, CounterReader, CounterWriter, counters};
 use crate::sync::health::{HealthReason, Shape, Sign};
+use crate::sync::latest::Latest;
 use crate::sync::metrics::{Kind, Metric, Sample, Source};
 
 /// A set of counters: a plain structure that a worker counts in, an enum that numbers its fields, and the copy. A field is
@@ -225,6 +227,8 @@ pub struct LedgerStatus {
     pub relay: Option<CounterReader<RelayCounter>>,
     /// Each encoder's counters.
     pub encoders: Vec<CounterReader<EncodeCounter>>,
+    /// How much is kept; `None` where nothing is.
+    pub bounds: Option<Latest<Bounds>>,
     /// After how long without a new ledger the source or the upstream counts as silent, ns.
     pub silent_ns: i64,
 }
@@ -300,6 +304,13 @@ impl Source for LedgerStatus {
         }
         let encoders: Vec<Value> = self.encoders.iter().map(|counters| object(EncodeCounter::ALL, counters)).collect();
         status["encoders"] = encoders.into();
+        if let Some(bounds) = &self.bounds {
+            let bounds = **bounds.clone().look();
+            status["bounds"] = json!({
+                "ledgers_max": bounds.ledgers_max, "bytes_max": bounds.bytes_max,
+                "age_seconds_max": bounds.age_ns_max.map(|age| age as f64 / 1e9),
+            });
+        }
         ("ledger", status)
     }
 
@@ -390,7 +401,10 @@ mod tests {
         FanoutCounter::write(&mut books.counters, &counted);
         let (mut encoder, reader) = counters();
         EncodeCounter::write(&mut encoder, &EncodeCounters { chunks: 7, ..EncodeCounters::default() });
-        let status = LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader], silent_ns: 0 };
+        let status =
+            LedgerStatus { fanout, source: None, relay: None, encoders: vec![reader], bounds: None, silent_ns: 0 };
+        let bounds = Bounds { ledgers_max: 40, bytes_max: None, age_ns_max: Some(90_000_000_000) };
+        let status = LedgerStatus { bounds: Some(Latest::new(bounds)), ..status };
         let mut samples = Vec::new();
         status.samples(&mut samples);
         let sample = |name: &str, label: (&str, &str)| {
@@ -407,5 +421,8 @@ mod tests {
             ("ledger", Some(3), Some(2.0))
         );
         assert_eq!(value["encoders"][0]["chunks"].as_u64(), Some(7));
+        assert_eq!(value["bounds"], json!({"ledgers_max": 40, "bytes_max": null, "age_seconds_max": 90.0}));
+        status.bounds.as_ref().expect("given").set(Bounds { bytes_max: Some(5), ..bounds });
+        assert_eq!(status.status().1["bounds"]["bytes_max"], 5, "as a reload sets it");
     }
 }

@@ -353,8 +353,10 @@ impl MirrorView {
         let get = |counter| self.state.get(counter);
         let age = get(MirrorCounter::HeartbeatAge);
         let datagram_age = get(MirrorCounter::DatagramAge);
+        let readers = readers(Path::new(&self.ring));
         let mut status = json!({
             "name": self.name, "source": self.source, "ring": self.ring, "core": self.core,
+            "readers": readers.map(|(count, _)| count), "slowest_reader_lag": readers.map(|(_, lag)| lag),
             "connected": get(MirrorCounter::Connected) == 1,
             "live": get(MirrorCounter::Live) == 1,
             "transport": match get(MirrorCounter::Transport) { 1 => "tcp", 2 => "multicast", 3 => "udp", _ => "none" },

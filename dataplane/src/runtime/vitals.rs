@@ -281,7 +281,9 @@ impl Source for Vitals {
     }
 
     fn status(&self) -> (&'static str, Value) {
-        let usage = own::usage().unwrap_or_default();
+        let usage = own::usage();
+        let user_id = usage.as_ref().ok().map(|usage| usage.user_id);
+        let usage = usage.unwrap_or_default();
         let clock = self.clock();
         let cores = self.cores.iter().map(|core| {
             json!({
@@ -294,12 +296,15 @@ impl Source for Vitals {
             "version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(),
             "started_seconds": self.started_utc_ns as f64 / 1e9,
             "resident_bytes": usage.resident_bytes, "threads": usage.threads, "descriptors": usage.descriptors,
-            "descriptors_max": usage.descriptors_max, "cores": cores.collect::<Vec<_>>(),
+            "descriptors_max": usage.descriptors_max, "user_id": user_id, "user": user_id.and_then(own::user_name),
+            "cores": cores.collect::<Vec<_>>(),
             "clock": {
                 "steps": clock.steps, "last_step_seconds": clock.last_step_ns as f64 / 1e9,
                 "tai_offset_seconds": clock.tai_offset_s, "tai_offset_known": clock.tai_offset_s != 0,
                 "readable": clock.discipline.is_some(),
                 "synchronized": clock.discipline.map(|discipline| discipline.synchronized),
+                "estimated_error_seconds": clock.discipline.map(|discipline| discipline.estimated_error_ns as f64 / 1e9),
+                "maximum_error_seconds": clock.discipline.map(|discipline| discipline.maximum_error_ns as f64 / 1e9),
             },
             "log": {"written": written, "dropped": dropped, "limited": limited},
         });

@@ -376,6 +376,7 @@ impl StoreView {
         let room = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let deleted: u64 = self.room.deleted_segments.iter().map(room).sum();
         let names = self.names.lock().expect("nobody panics with it held");
+        let bounds = **self.retention.clone().look();
         let streams: Vec<Value> = names
             .0
             .iter()
@@ -397,6 +398,10 @@ impl StoreView {
             "kept_bytes": room(&self.room.kept_bytes), "kept_segments": room(&self.room.kept_segments),
             "free_bytes": room(&self.room.free_bytes), "total_bytes": room(&self.room.total_bytes),
             "deleted_bytes": room(&self.room.deleted_bytes), "deleted_segments": deleted,
+            "bounds": {
+                "bytes_max": bounds.bytes_max, "age_seconds_max": bounds.age_ns_max.map(|age| age as f64 / 1e9),
+                "free_bytes_min": bounds.free_bytes_min,
+            },
             "durable_arrival": get(StoreCounter::Durable), "next_arrival": get(StoreCounter::Next),
             "streams": streams, "losses": losses, "losses_truncated": truncated, "told": told,
         })

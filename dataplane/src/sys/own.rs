@@ -13,6 +13,8 @@ pub struct Usage {
     pub descriptors: u64,
     /// Most descriptors that it may have open.
     pub descriptors_max: u64,
+    /// The user that it is.
+    pub user_id: u64,
 }
 
 /// Asks the kernel.
@@ -29,6 +31,21 @@ pub fn usage() -> io::Result<Usage> {
         threads: field(&status, "Threads:")?,
         descriptors,
         descriptors_max,
+        user_id: field(&status, "Uid:")?,
+    })
+}
+
+/// A user's name as the host's own list has it: whoever shows it waits for no directory service.
+pub fn user_name(id: u64) -> Option<String> {
+    name_in(&std::fs::read_to_string("/etc/passwd").ok()?, id)
+}
+
+fn name_in(passwd: &str, id: u64) -> Option<String> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        // name:password:id:…
+        (fields.nth(1)?.parse() == Ok(id)).then(|| name.to_string())
     })
 }
 
@@ -41,6 +58,13 @@ fn field(status: &str, name: &str) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_has_the_name_of_the_list() {
+        let list = "root:x:0:0:root:/root:/bin/sh\nbroken\nsluice:x:998:997::/nonexistent:/usr/sbin/nologin\n";
+        assert_eq!([0, 998, 1].map(|id| name_in(list, id)), [Some("root".into()), Some("sluice".into()), None]);
+        assert_eq!(usage().expect("/proc").user_id, u64::from(nix::unistd::getuid().as_raw()));
+    }
 
     #[test]
     fn what_is_taken_shows() {

@@ -81,10 +81,10 @@ fn config(folder: &Path, [feed, copy]: &[Shm; 2], control: &str) -> String {
     format!(
         "core = [{{ name = \"one\", cpu = {cpu} }}]\n\
          [[feed]]\nname = \"{NAME}\"\nprotocol = \"iex-tp\"\ncore = \"one\"\nstore = \"main\"\npublish = \"{feed}\"\nside = [{sides}]\n\
-         [[store]]\nname = \"main\"\npath = \"{folder}/store\"\ncore = \"one\"\nsegment = \"16MiB\"\nflush = \"50ms\"\n\
+         [[store]]\nname = \"main\"\npath = \"{folder}/store\"\ncore = \"one\"\nsegment = \"16MiB\"\nflush = \"50ms\"\nretain = \"64MiB\"\nretain_age = \"90min\"\nfree_min = \"1MiB\"\n\
          [[ring.serve]]\nname = \"out\"\ncore = \"one\"\nring = \"{feed}\"\nbind = \"{bind}\"\n\
          [[ring.mirror]]\nname = \"copy\"\ncore = \"one\"\nsource = \"{bind}\"\nring = \"{copy}\"\nfrom = \"oldest\"\nreconnect = \"10ms\"\n\
-         [ledger.serve]\ncore = \"one\"\nlisten = \"{ledger}\"\nsynthetic_interval = \"200ms\"\nsynthetic_size = \"20KiB\"\ndata_dir = \"{folder}/ledgers\"\n\
+         [ledger.serve]\ncore = \"one\"\nlisten = \"{ledger}\"\nsynthetic_interval = \"200ms\"\nsynthetic_size = \"20KiB\"\nretention = 500\nretention_bytes = 0\ndata_dir = \"{folder}/ledgers\"\n\
          [control]\nlisten = \"{control}\"\n"
     )
 }

@@ -65,6 +65,11 @@ function expected(status) {
     fields.set(`mirror/${mirror.name}/next`, mirror.next);
     fields.set(`mirror/${mirror.name}/lag`, mirror.lag);
   }
+  for (const of of [...status.ring.published, ...status.ring.mirror]) {
+    fields.set(`readers/${of.ring}/count`, of.readers);
+    fields.set(`readers/${of.ring}/slowest_lag`, of.slowest_reader_lag);
+  }
+  for (const lag of ["median_lag", "p99_lag", "slowest_lag"]) fields.set(`ledger/${lag}`, status.ledger[lag]);
   for (const serve of status.ring.serve) fields.set(`serve/${serve.name}/head`, serve.head);
   return fields;
 }
@@ -79,6 +84,7 @@ async function shows(page) {
       assert.deepEqual(shown.get(field), [String(value), value.toLocaleString("en-US")], field);
     }
     assert.ok(Number(shown.get("ledger/latest")[0]) > 1);
+    assert.equal(Number(shown.get("process/pid")[0]), appliance);
     return status;
   });
 }
@@ -130,6 +136,9 @@ async function looks(browser) {
     assert.equal(lines, status.appliance.edges.length);
     assert.ok((await page.$$("#latency rect")).length > 10, "histograms");
     assert.equal(await page.locator("#identities tbody tr").count(), status.capture.conservation.length);
+    for (const [section, words] of [["#stores", "bounds: retain 64 MiB, retain_age 90 min, free_min 1.0 MiB"], ["#ledger", "retention 500, retention_bytes none"], ["#process", status.process.user], ["#process", "TAI − UTC"]]) {
+      assert.ok((await page.textContent(section)).includes(words), `${section}: ${words}: ${await page.textContent(section)}`);
+    }
     // The feed's name is markup, and is shown as the text that it is.
     assert.ok((await page.textContent("#feeds h3")).includes(feedName));
     assert.equal(await page.evaluate(() => document.images.length), 0);
@@ -153,7 +162,7 @@ async function hostile(browser) {
   status.health = { healthy: false, ready: false, stage: "running", reasons: [{ level: "unhealthy", reason: "x", what: "y", count: 1, for_seconds: 5 }] };
   const { context, page, wrong } = await open(browser, 360, "dark", hurt(status));
   await until("the status is shown", async () => assert.ok((await page.textContent("#reasons")).includes("<img src=x onerror")));
-  for (const section of ["#columns", "#feeds", "#stores", "#mirrors", "#serves", "#ledger", "#cores", "#latency", "#identities"]) {
+  for (const section of ["#columns", "#feeds", "#stores", "#mirrors", "#serves", "#ledger", "#process", "#cores", "#latency", "#identities"]) {
     assert.ok((await page.textContent(section)).includes("<img src=x onerror"), section);
   }
   assert.equal(await page.textContent("#state"), "unhealthy");

@@ -130,6 +130,7 @@ fn top_shows_the_status_and_leaves_the_terminal_as_it_was() {
     // It scrolls to its end, pauses, and takes a new size.
     terminal.keys(&["End"]);
     terminal.until("its last line", |text| text.contains("one (cpu ") || text.contains("arbiter"));
+    terminal.until("its clock", |text| text.contains("PROCESS AND CLOCK") && text.contains("TAI - UTC"));
     terminal.keys(&["Home", "PageDown", "PageUp", "p"]);
     terminal.until("a pause", |text| text.contains("PAUSED: p goes on") && text.contains("lines 1 to"));
     terminal.keys(&["p"]);

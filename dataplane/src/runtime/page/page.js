@@ -47,7 +47,8 @@
       make("tr", {}, ...row.map((cell, at) => {
         const [text, attributes] = Array.isArray(cell) ? cell : [cell, {}];
         const classes = [kind(columns[at]), attributes.class].filter(Boolean).join(" ");
-        return make("td", { ...attributes, class: classes, "data-label": label(columns[at]) }, make("span", {}, String(text)));
+        const words = text instanceof Node ? text : make("span", {}, String(text));
+        return make("td", { ...attributes, class: classes, "data-label": label(columns[at]) }, words);
       })));
     const whole = make("table", {}, make("thead", {}, head), make("tbody", {}, ...body));
     if (rows.length <= ROWS_MAX) return whole;
@@ -59,6 +60,7 @@
   const count = (value) => (Number.isFinite(value) ? value.toLocaleString("en-US") : "–");
   const list = (value) => (Array.isArray(value) ? value : []);
   const field = (name, value, more = {}) => [count(value), { "data-field": name, "data-value": String(value), ...more }];
+  const told = (name, value) => make("span", { "data-field": name, "data-value": String(value) }, count(value));
   const wrong = (name, value) => field(name, value, value > 0 ? { class: "bad" } : {});
 
   function scaled(value, units, step) {
@@ -87,6 +89,9 @@
     if (whole < 7200) return `${Math.floor(whole / 60)} min`;
     return whole < 172800 ? `${Math.floor(whole / 3600)} h` : `${Math.floor(whole / 86400)} days`;
   }
+
+  // What is not bounded is told as such.
+  const bound = (value, words) => (Number.isFinite(value) ? words(value) : "none");
 
   // --- numbers of the nodes ------------------------------------------------------------------------------------------
 
@@ -307,6 +312,7 @@
       known(store.kept_bytes) ? `${bytes(store.kept_bytes)} on the disk` : "",
       known(store.free_bytes) ? `${bytes(store.free_bytes)} of ${bytes(store.total_bytes)} free` : "",
       known(store.deleted_bytes) ? `${bytes(store.deleted_bytes)} deleted by retention` : "",
+      store.bounds ? `bounds: retain ${bound(store.bounds.bytes_max, bytes)}, retain_age ${bound(store.bounds.age_seconds_max, lasting)}, free_min ${bound(store.bounds.free_bytes_min, bytes)}` : "",
     ].filter(Boolean);
     return parts.length ? `${store.store}: ${parts.join(", ")}. ` : `${store.store}: records up to ${count(store.next_arrival)}. `;
   }
@@ -333,6 +339,11 @@
     ]));
     fill("serves", rows.length ? table(["server", "ring", "address", "state", "#head", "#connections", "#naks", "#gaps"], rows) : nothing("This process serves no ring."),
       sessions.length ? table(["server", "mirror", "by", "#next", "#lag"], sessions) : "");
+    // Readers that do not register are not seen.
+    const readers = [...list(ring.published), ...list(ring.mirror)].filter((of) => Number.isFinite(of.readers)).map((of) => [
+      of.ring, field(`readers/${of.ring}/count`, of.readers), field(`readers/${of.ring}/slowest_lag`, of.slowest_reader_lag),
+    ]);
+    fill("readers", readers.length ? table(["ring", "#registered readers", "#lag of the slowest, records"], readers) : "");
   }
 
   function ledger(status) {
@@ -344,12 +355,34 @@
       ["durable up to", count(status.durable)], ["published", count(status.ledgers)],
       ["compression", status.compression_ratio ? `${status.compression_ratio.toFixed(2)} : 1` : "–"],
       ["subscribers", `${count(status.subscribers)}, ${count(status.live)} live`], ["slowest live subscriber", status.slowest ? `${bytes(status.slowest)}/s` : "–"],
+      ["lag of subscribers: median, p99, slowest", make("span", {}, told("ledger/median_lag", status.median_lag), ", ", told("ledger/p99_lag", status.p99_lag), ", ", told("ledger/slowest_lag", status.slowest_lag), " ledgers")],
       ["on its way to subscribers", bytes(status.sending_bytes)], ["given up as too slow", count(status.live_abandons + status.write_timeouts)],
       ["failed writes and lost ledgers", count(failed), failed ? { class: "bad" } : {}],
     ];
+    const bounds = status.bounds;
+    if (bounds) pairs.push(["bounds", `retention ${count(bounds.ledgers_max)}, retention_bytes ${bound(bounds.bytes_max, bytes)}, retention_age ${bound(bounds.age_seconds_max, lasting)}`]);
     if (status.from) pairs.push(["last emission took", nanos(status.from.emission_ns)]);
     if (status.relay) pairs.push(["upstream", status.relay.connected ? "connected" : "not connected", status.relay.connected ? {} : { class: "bad" }]);
     fill("ledger", table(["what", "now"], pairs.map(([name, text, attributes = {}]) => [name, [text, attributes]])));
+    return undefined;
+  }
+
+  function vitals(process, about) {
+    if (!process) return fill("process", nothing("Nothing is known of the process yet."));
+    const clock = process.clock || {};
+    const seconds = (value) => (Number.isFinite(value) ? nanos(value * 1e9) : "not known");
+    const state = clock.synchronized === true ? ["synchronised", { class: "good" }]
+      : [clock.readable ? "not synchronised" : "not known: adjtimex is refused", { class: "warn" }];
+    const rows = [
+      ["version", process.version], ["process", make("span", { "data-field": "process/pid", "data-value": String(process.pid) }, String(process.pid))],
+      ["user", process.user || process.user_id], ["up", lasting(about.uptime_seconds)],
+      ["memory", `${bytes(process.resident_bytes)} resident`], ["threads", count(process.threads)],
+      ["descriptors", `${count(process.descriptors)} of ${count(process.descriptors_max)}`],
+      ["clock", state], ["clock is off by", `${seconds(clock.estimated_error_seconds)}, at most ${seconds(clock.maximum_error_seconds)}`],
+      ["TAI − UTC", clock.tai_offset_known ? [`${clock.tai_offset_seconds} s`, {}] : ["not set", { class: "warn" }]],
+      ["clock was stepped", clock.steps ? `${count(clock.steps)} times, last by ${clock.last_step_seconds} s` : "never"],
+    ];
+    fill("process", table(["what", "now"], rows));
     return undefined;
   }
 
@@ -367,6 +400,7 @@
     stores(list(status.stores));
     rings(status.ring || {});
     ledger(status.ledger);
+    vitals(status.process, status.appliance || {});
     cores(status.appliance || {});
   }
 
