@@ -117,6 +117,12 @@ mod tests {
             };
             assert!(prefixes.iter().any(|prefix| name.starts_with(prefix)), "{name} is of {job}");
             assert!(!name.ends_with("_total"), "{name}: the ending is added");
+            let scaled =
+                ["nano", "micro", "milli", "minutes", "hours", "kilo", "mega", "kib", "mib", "bits", "percent"];
+            assert!(
+                !name.split('_').any(|word| scaled.iter().any(|unit| word.starts_with(unit))),
+                "{name}: Prometheus wants base units: seconds, bytes"
+            );
             assert!(
                 name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'),
                 "{name}"

@@ -80,7 +80,7 @@ counter_set! {
         counter raw_fallbacks as RawFallbacks: "sluice_ledger_source_raw_fallbacks", "Chunks that went out raw because the encoders were behind";
         counter hastened as Hastened: "sluice_ledger_source_hastened_chunks", "Chunks packed at a faster level than the configured one";
         counter waits as Waits: "sluice_ledger_source_waits", "Times that the source was not asked because the fan-out was behind";
-        gauge emission_ns as EmissionNs: "sluice_ledger_source_emission_nanoseconds", "From the first to the last byte of the last ledger";
+        gauge emission_ns as EmissionNs: "sluice_ledger_source_emission_seconds", "From the first to the last byte of the last ledger";
         gauge open as Open: "sluice_ledger_source_open", "Whether a ledger is being emitted";
         gauge latest as Latest: "sluice_ledger_source_latest_sequence", "Last ledger that the source gave whole";
     }
@@ -268,6 +268,14 @@ fn described<C>(all: &'static [Shown<C>], labels: &'static [&'static str]) -> im
     })
 }
 
+impl<C> Shown<C> {
+    /// A count in its metric's unit. What is counted in ns is exported in seconds (Prometheus knows base units only); in the
+    /// status it stays what its key says.
+    fn exported(&self, count: u64) -> f64 {
+        if self.key.ends_with("_ns") { count as f64 / 1e9 } else { count as f64 }
+    }
+}
+
 impl Source for LedgerStatus {
     fn samples(&self, out: &mut Vec<Sample>) {
         samples(FanoutCounter::ALL, &self.fanout.counters, None, out);
@@ -372,7 +380,7 @@ fn samples<C: CounterIndex>(
             queue.map(|queue| ("queue", queue.to_string())).into_iter().collect();
         labels.extend(shown.label.iter().map(|(name, value)| (*name, (*value).to_string())));
         let kind = if shown.counts { Kind::Counter } else { Kind::Gauge };
-        let value = counters.get(shown.counter) as f64;
+        let value = shown.exported(counters.get(shown.counter));
         out.push(Sample { name: shown.metric, help: shown.help, kind, labels, value });
     }
 }
@@ -414,6 +422,8 @@ mod tests {
         assert_eq!(sample("sluice_ledger_refused_connections", ("reason", "token")), Some(3.0));
         assert_eq!(sample("sluice_ledger_refused_connections", ("reason", "tls")), Some(0.0));
         assert_eq!(sample("sluice_ledger_encoder_chunks", ("queue", "0")), Some(7.0));
+        let shown = SourceCounter::ALL.iter().find(|shown| shown.key == "emission_ns").expect("it is there");
+        assert_eq!((shown.metric, shown.exported(1_500_000_000)), ("sluice_ledger_source_emission_seconds", 1.5));
         assert!(samples.iter().all(|sample| sample.name.starts_with("sluice_ledger_")));
         let (key, value) = status.status();
         assert_eq!(
