@@ -11,6 +11,7 @@ mod capture;
 mod clock_step;
 mod doctor;
 mod faults;
+mod health;
 mod hosts;
 mod ledger_bench;
 mod ledger_disk;
