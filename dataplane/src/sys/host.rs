@@ -24,6 +24,21 @@ const STA_DEL: i32 = 0x0020;
 const STA_UNSYNC: i32 = 0x0040;
 const STA_NANO: i32 = 0x2000;
 
+/// The kernel's first two numbers; `None` where they cannot be read.
+pub fn kernel() -> Option<(u32, u32)> {
+    numbers(&std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+}
+
+fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.trim().split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Whether this host has a NUMA node of this number.
+pub fn has_numa_node(node: u32) -> bool {
+    Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
+}
+
 /// The state of the wall clock (adjtimex).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]

@@ -18,6 +18,17 @@ const BIND_PATIENCE_NS: i64 = 2_000_000_000;
 /// Pause between two attempts.
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
+/// What to do about an address that cannot be listened on.
+pub fn unbound(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            "take an address of this host (\"ip address\" lists them), or 0.0.0.0 for all"
+        }
+        io::ErrorKind::PermissionDenied => "take a port from 1024 on, or allow CAP_NET_BIND_SERVICE",
+        _ => "take another port, or stop what listens there",
+    }
+}
+
 /// Binds, patiently as long as the address is in use: 2 s.
 ///
 /// # Errors
