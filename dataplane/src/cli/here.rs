@@ -1,17 +1,17 @@
 //! What this host lacks of what a configuration names: CPUs, the user, NUMA nodes, interfaces. The file may be meant for another host, so
 //! that `check` only tells it, while `run` ends before it touches anything. Only asks, and needs no privilege.
 
-use super::Exit;
-use crate::config::{self, Config, Finding, Through};
-use crate::sys::nic::{FrameChoice, Interface, NicError, choose_frames};
+use super::{Exit, sums};
+use crate::config::{self, Config, Finding, Through, UMEM_BYTES_MAX};
+use crate::sys::nic::{
+    CHUNK_HEADROOM_BYTES, FRAME_OVERHEAD_BYTES, FrameChoice, Interface, NicError, SINGLE_BUFFER_MTU_MAX, choose_frames,
+};
 use crate::sys::{host, privilege};
 
 /// The least kernel for frames of several buffers (CONTRACTS, kernel and frames).
 const MULTI_BUFFER_KERNEL: (u32, u32) = (6, 6);
-/// Largest UMEM, as in `config::check`: its length has 32 bits in the kernel, less one huge page to round up to.
-const UMEM_BYTES_MAX: u64 = (1 << 32) - (2 << 20);
-/// Bytes of a frame that the sums reckon with.
-const CHUNK_BYTES: u32 = 2_048;
+/// Largest MTU whose frames are as large as the sums reckon.
+const SUMMED_MTU_MAX: u32 = sums::CHUNK_BYTES as u32 - CHUNK_HEADROOM_BYTES - FRAME_OVERHEAD_BYTES;
 
 /// What was seen of this host.
 #[derive(Default)]
@@ -147,13 +147,13 @@ fn chunks(settings: &config::Interface, interface: &Interface, frames: FrameChoi
         seen.stop(
             format!("interface \"{name}\""),
             format!(
-                "MTU {mtu} takes frames of several buffers, which need kernel {}.{}, and this is {}.{}: lower the MTU to 3498, or take a newer kernel",
+                "MTU {mtu} takes frames of several buffers, which need kernel {}.{}, and this is {}.{}: lower the MTU to {SINGLE_BUFFER_MTU_MAX}, or take a newer kernel",
                 needs.0, needs.1, has.0, has.1
             ),
             Exit::Host,
         );
     }
-    if frames.frame_bytes <= CHUNK_BYTES {
+    if u64::from(frames.frame_bytes) <= sums::CHUNK_BYTES {
         return;
     }
     let bytes = u64::from(settings.frames) * u64::from(frames.frame_bytes);
@@ -162,7 +162,7 @@ fn chunks(settings: &config::Interface, interface: &Interface, frames: FrameChoi
         seen.stop(
             format!("interface \"{name}\": frames"),
             format!(
-                "is {}, but with MTU {mtu} a frame takes {} bytes, and a UMEM has at most 4GiB: lower it to {most}, or lower the MTU to 1770",
+                "is {}, but with MTU {mtu} a frame takes {} bytes, and a UMEM has at most 4GiB: lower it to {most}, or lower the MTU to {SUMMED_MTU_MAX}",
                 settings.frames, frames.frame_bytes
             ),
             Exit::Host,
@@ -170,9 +170,9 @@ fn chunks(settings: &config::Interface, interface: &Interface, frames: FrameChoi
     } else {
         let several = if frames.multi_buffer { ", larger packets several of them" } else { "" };
         let what = format!(
-            "MTU {mtu} takes frames of {} bytes{several}: each queue's UMEM has {}, twice what is summed; up to MTU 1770 it would be as summed",
+            "MTU {mtu} takes frames of {} bytes{several}: each queue's UMEM has {}, twice what is summed; up to MTU {SUMMED_MTU_MAX} it would be as summed",
             frames.frame_bytes,
-            super::sums::shown(bytes)
+            sums::shown(bytes)
         );
         seen.warnings.push(Finding { key: format!("interface \"{name}\""), what });
     }

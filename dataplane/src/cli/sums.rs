@@ -12,7 +12,7 @@ use crate::ledger::plan::{POOL_BYTES, POOL_READY_BYTES};
 use crate::sys::frames::FrameToken;
 
 /// Bytes of a frame in a UMEM up to MTU 1,770; beyond it twice that, which only the interface tells.
-const CHUNK_BYTES: u64 = 2_048;
+pub(super) const CHUNK_BYTES: u64 = 2_048;
 /// A record of a published feed: its descriptor, its metadata, its sequence word (docs/formats/ring.md).
 const PUBLISHED_RECORD_BYTES: u64 = 64;
 /// What a connection of a serve may hold while it is behind: one frame.

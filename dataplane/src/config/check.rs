@@ -31,9 +31,10 @@ pub(super) const SEGMENT_MAX: u64 = 1 << 40;
 pub(super) const ZSTD_MAX: i32 = 19;
 /// The last CPU that `sched_setaffinity` is asked for here: its set has 1,024 (sched_setaffinity(2)).
 pub(super) const CPU_MAX: usize = 1_023;
-/// Frames of 2 KiB in 4 GiB, which is what a UMEM can be registered with (its length has 32 bits in the kernel), less one huge page
-/// to round up to. With chunks of 4 KiB it is half of it, which only the interface's MTU tells.
-pub(super) const FRAMES_MAX: u32 = (((1_u64 << 32) - (2 << 20)) / 2_048) as u32;
+/// Largest UMEM that can be registered: 4 GiB (its length has 32 bits in the kernel), less one huge page to round up to.
+pub const UMEM_BYTES_MAX: u64 = (1 << 32) - (2 << 20);
+/// Frames of 2 KiB in it. With chunks of 4 KiB it is half of it, which only the interface's MTU tells.
+pub(super) const FRAMES_MAX: u32 = (UMEM_BYTES_MAX / 2_048) as u32;
 /// Items of a link: a million are 64 MiB of memory, and far more than any UMEM's share.
 pub(super) const LINK_MAX: u32 = 1 << 20;
 /// A feed's books: each stream has histograms and a list of gaps; a session with 64 open runs is none.

@@ -169,6 +169,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kernels_are_read_and_nodes_that_are_not_there_are_known() {
+        assert_eq!((numbers("6.18.5-amd64"), numbers("6.6\n"), numbers("x")), (Some((6, 18)), Some((6, 6)), None));
+        assert!(kernel().expect("Linux") >= (5, 0));
+        assert!(!has_numa_node(70_000));
+    }
+
+    #[test]
     fn the_host_tells_clock_and_addresses() {
         let clock = wall_clock().expect("reading needs no privilege");
         assert_eq!(clock.tai_offset_s, clock::tai_offset_seconds());

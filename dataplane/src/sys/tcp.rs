@@ -293,6 +293,17 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
+    fn what_cannot_be_listened_on_is_told_what_to_do() {
+        let taken = listen(&"127.0.0.1:0".parse().expect("an address")).expect("any port");
+        let taken = local_address(taken.as_fd()).map(|address| (taken, address)).expect("bound");
+        let error = |address: &SocketAddr| listen(address).err().expect("it cannot");
+        assert!(unbound(&error(&taken.1)).starts_with("take another port"));
+        // TEST-NET-1 is no host's (RFC 5737).
+        let foreign = error(&"192.0.2.1:7400".parse().expect("an address"));
+        assert!(unbound(&foreign).starts_with("take an address of this host"), "{foreign}");
+    }
+
+    #[test]
     fn addresses_go_there_and_back() {
         for text in ["127.0.0.1:7400", "[::1]:7400", "239.255.0.1:1", "[fe80::1%3]:9"] {
             let address: SocketAddr = text.parse().expect("an address");
