@@ -1,5 +1,5 @@
-//! What this host lacks of what a configuration names: CPUs, the user, NUMA nodes, interfaces. The file may be meant for another host, so
-//! that `check` only tells it, while `run` ends before it touches anything. Only asks, and needs no privilege.
+//! What this host lacks of what a configuration names: CPUs, the user, NUMA nodes, interfaces. The file may be meant for another
+//! host, so that `check` only tells it, while `run` ends before it touches anything. Only asks, and needs no privilege.
 
 use super::{Exit, sums};
 use crate::config::{self, Config, Finding, Through, UMEM_BYTES_MAX};

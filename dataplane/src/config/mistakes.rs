@@ -1,5 +1,5 @@
-//! All that is wrong with a text that is no configuration: each error of its syntax, or each key that is not known, is missing, or
-//! has a value of a wrong kind. serde stops at the first; here that one is taken out, and it is asked again.
+//! All that is wrong with a text that is no configuration: each error of its syntax, or each key that is not known, is missing,
+//! or has a value of a wrong kind. serde stops at the first; here that one is taken out, and it is asked again.
 
 use std::ops::Range;
 
