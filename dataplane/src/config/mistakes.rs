@@ -41,6 +41,7 @@ pub fn mistakes(text: &str) -> Vec<Finding> {
         take_out(table.get_mut(), &path);
     }
     found.mistakes.sort_by_key(|(at, _)| *at);
+    found.mistakes.dedup();
     found.mistakes.into_iter().map(|(_, mistake)| mistake).collect()
 }
 
