@@ -8,7 +8,7 @@ use crate::sys::nic::{
 };
 use crate::sys::{host, privilege};
 
-/// The least kernel for frames of several buffers (CONTRACTS, kernel and frames).
+/// The least kernel for frames of several buffers.
 const MULTI_BUFFER_KERNEL: (u32, u32) = (6, 6);
 /// Largest MTU whose frames are as large as the sums reckon.
 const SUMMED_MTU_MAX: u32 = sums::CHUNK_BYTES as u32 - CHUNK_HEADROOM_BYTES - FRAME_OVERHEAD_BYTES;
@@ -125,9 +125,9 @@ fn look_at(settings: &config::Interface, seen: &mut Seen) -> Result<(), NicError
     let has = interface.rx_queues()?;
     if settings.queues != 0 && settings.queues != has {
         seen.stop(
-            format!("interface \"{}\": queues", settings.name),
+            format!("interface \"{}\"", settings.name),
             format!(
-                "is {0}, but it has {has}: frames of a queue without a socket would be lost; set queues = {has}, or run \"ethtool -L {1} combined {0}\"",
+                "queues = {0}, but it has {has}: frames of a queue without a socket would be lost; set queues = {has}, or run \"ethtool -L {1} combined {0}\"",
                 settings.queues, settings.name
             ),
             Exit::Usage,
