@@ -1,5 +1,6 @@
 //! `cargo xtask golden FILE [--packets N]`: cuts a fixture from a capture and makes its golden with a foreign decoder,
-//! PyPI `iex-parser`, in a Python environment of its own under target/. `--doctor` writes those of `sluice doctor` anew.
+//! PyPI `iex-parser`, in a Python environment of its own under target/. `--doctor` and `--explain`
+//! write those of the program anew.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +13,14 @@ const DECODER: &str = "iex-parser==1.7.0";
 #[derive(clap::Args)]
 pub struct Args {
     /// The capture: pcap or pcapng, plain or gzip, IEX-TP with DEEP 1.0, TOPS 1.6 or TOPS 1.5.
-    #[arg(required_unless_present = "doctor")]
+    #[arg(required_unless_present_any = ["doctor", "explain"])]
     file: Option<PathBuf>,
     /// Write what `sluice doctor` says of the captured hosts in dataplane/tests/doctor: read the difference before you commit it.
     #[arg(long, exclusive = true)]
     doctor: bool,
+    /// Write how each file of config/ is drawn in dataplane/fixtures/explain: as --doctor.
+    #[arg(long, exclusive = true)]
+    explain: bool,
     /// Cut the first N packets into a fixture of their own; without it the golden is of the file as it is.
     #[arg(long)]
     packets: Option<u64>,
@@ -27,7 +31,10 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: Args) -> Result<(), String> {
-    let Some(file) = &args.file else { return doctor() };
+    let Some(file) = &args.file else {
+        let test = if args.doctor { "doctor::goldens" } else { "each_example_is_drawn" };
+        return rewrite(test);
+    };
     if args.packets == Some(0) {
         return Err("golden: --packets 0 leaves nothing: give a number from 1".into());
     }
@@ -49,8 +56,8 @@ pub fn run(args: Args) -> Result<(), String> {
 }
 
 /// The test that compares writes instead, when it is told to.
-fn doctor() -> Result<(), String> {
-    let mut cargo = shell::cargo(&["test", "-p", "sluice", "--all-features", "--test", "it", "doctor::goldens"]);
+fn rewrite(test: &str) -> Result<(), String> {
+    let mut cargo = shell::cargo(&["test", "-p", "sluice", "--all-features", "--test", "it", test]);
     shell::run(cargo.env("SLUICE_WRITE_GOLDENS", "1"))
 }
 

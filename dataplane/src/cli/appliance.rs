@@ -151,18 +151,14 @@ impl Appliance {
         let names: Vec<(&str, &str)> = workers.iter().map(|(core, worker)| (core.as_str(), worker.name())).collect();
         let topology = Topology::new(config, &counts, &names);
         let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
-        let attached = attach(&interfaces).and_then(|modes| privileges::give_up(config).map(|()| modes));
-        let modes = match attached {
-            Ok(modes) => modes,
-            Err(failure) => {
-                detach(&interfaces);
-                launched.cancel();
-                return Err(failure);
-            }
-        };
-        let (capture, mut sources) = status(planned, &interfaces, modes, &stores, rings.status);
-        let seen = match watch(config, launched.pulses(), &interfaces, &capture, &mut sources) {
-            Ok(seen) => seen,
+        let attached = attach(&interfaces).and_then(|modes| {
+            privileges::give_up(config)?;
+            let (capture, mut sources) = status(planned, &interfaces, modes, &stores, rings.status);
+            let seen = watch(config, launched.pulses(), &interfaces, &capture, &mut sources)?;
+            Ok((capture, sources, seen))
+        });
+        let (capture, mut sources, seen) = match attached {
+            Ok(attached) => attached,
             Err(failure) => {
                 detach(&interfaces);
                 launched.cancel();

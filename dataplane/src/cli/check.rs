@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::findings::{self, Checked};
 use super::sums::{self, Kind};
-use super::{Exit, Failure, Outcome};
+use super::{Exit, Failure, Outcome, explain};
 use crate::config::{self, Config, Finding};
 
 /// Arguments of `sluice check`.
@@ -18,8 +18,14 @@ pub struct Args {
     /// One JSON object instead of lines.
     #[arg(long)]
     pub json: bool,
+    /// This is the host that the file is for: what would stop run here is refused too (exit code 2).
+    #[arg(long)]
+    pub here: bool,
+    /// Draw it first, as run --explain does: cores with their workers, links, memory, threads, descriptors and what listens.
+    #[arg(long, conflicts_with_all = ["json", "schema"])]
+    pub explain: bool,
     /// Print the JSON Schema of the configuration, for editors, and check nothing.
-    #[arg(long, conflicts_with_all = ["config", "json"])]
+    #[arg(long, conflicts_with_all = ["config", "json", "here"])]
     pub schema: bool,
 }
 
@@ -32,19 +38,39 @@ pub fn run(args: Args) -> Outcome {
     let path = args.config.unwrap_or_default();
     let config = match config::load(&path) {
         Ok(config) => config,
+        Err(config::ConfigError::Parse { mistakes, .. }) => return Ok(mistaken(&path, &mistakes, args.json)),
         Err(error) if args.json => {
-            let finding = Finding { key: path.display().to_string(), what: error.to_string() };
-            println!("{}", json!({"findings": rows(&[finding]), "warnings": [], "frames": []}));
-            return Ok(Exit::Usage);
+            let unread = [Finding { key: path.display().to_string(), what: error.to_string() }];
+            return Ok(mistaken(&path, &unread, true));
         }
         Err(error) => return Err(Failure::usage(error.to_string())),
     };
     let checked = findings::look(&config);
+    if args.explain {
+        print!("{}", explain::explain(&config));
+    }
     match args.json {
         true => println!("{}", as_json(&config, &checked)),
         false => print(&path, &config, &checked),
     }
-    Ok(if checked.findings.is_empty() { Exit::Done } else { Exit::Usage })
+    let refused = checked.wrong().next().is_some() || (args.here && !checked.here.is_empty());
+    Ok(if refused { Exit::Usage } else { Exit::Done })
+}
+
+/// Tells of a text that is no configuration.
+fn mistaken(path: &Path, mistakes: &[Finding], json: bool) -> Exit {
+    if json {
+        println!("{}", json!({"findings": rows(mistakes), "here": [], "warnings": [], "frames": []}));
+        return Exit::Usage;
+    }
+    mistakes.iter().for_each(|mistake| println!("{mistake}"));
+    println!("{}: {}", path.display(), counted(mistakes.len(), "finding"));
+    Exit::Usage
+}
+
+/// `1 finding`, `2 findings`.
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 /// The schema as it is printed and committed.
@@ -52,8 +78,8 @@ pub fn schema_text() -> String {
     serde_json::to_string_pretty(&config::schema::schema()).expect("a schema is JSON")
 }
 
-fn rows(of: &[Finding]) -> Vec<Value> {
-    of.iter().map(|finding| json!({"key": finding.key, "what": finding.what})).collect()
+fn rows<'a>(of: impl IntoIterator<Item = &'a Finding>) -> Vec<Value> {
+    of.into_iter().map(|finding| json!({"key": finding.key, "what": finding.what})).collect()
 }
 
 fn as_json(config: &Config, checked: &Checked) -> Value {
@@ -66,19 +92,23 @@ fn as_json(config: &Config, checked: &Checked) -> Value {
         })
         .collect();
     let mut value = sums::json(config);
-    value["findings"] = rows(&checked.findings).into();
+    value["findings"] = rows(checked.wrong()).into();
+    value["here"] = rows(checked.here.iter().map(|(finding, _)| finding)).into();
     value["warnings"] = rows(&checked.warnings).into();
     value["frames"] = frames.into();
     value
 }
 
+/// All in one stream, in which a pipe keeps the order.
 fn print(path: &Path, config: &Config, checked: &Checked) {
-    for finding in &checked.findings {
-        eprintln!("{finding}");
-    }
-    for warning in &checked.warnings {
-        eprintln!("warning: {warning}");
-    }
+    checked.wrong().for_each(|finding| println!("{finding}"));
+    checked.here.iter().for_each(|(finding, _)| println!("here: {finding}"));
+    checked.warnings.iter().for_each(|warning| println!("warning: {warning}"));
+    print_sums(config);
+    println!("{}: {}", path.display(), verdict(checked.wrong().count(), checked.here.len()));
+}
+
+fn print_sums(config: &Config) {
     for interface in &config.interfaces {
         let (name, needed, has) = (&interface.name, config::frames_needed(config, interface), interface.frames);
         println!("interface \"{name}\": frames = {has}; fill ring + receive ring + links can hold {needed}");
@@ -94,8 +124,28 @@ fn print(path: &Path, config: &Config, checked: &Checked) {
     );
     let descriptors: u64 = sums::descriptors(config).iter().map(|(_, count)| count).sum();
     println!("descriptors: at most {descriptors}; threads: {}", sums::threads(config).len());
-    match checked.findings.len() {
-        0 => println!("{}: nothing that run would refuse", path.display()),
-        count => eprintln!("{}: {count} findings", path.display()),
+}
+
+/// The last line: what run would do with the file, and what here.
+fn verdict(wrong: usize, here: usize) -> String {
+    let of_host = format!("{} of this host would stop run (above, \"here\")", counted(here, "thing"));
+    match (wrong, here) {
+        (0, 0) => "nothing that run would refuse".into(),
+        (0, _) => format!("the file is right; {of_host}"),
+        (_, 0) => counted(wrong, "finding"),
+        _ => format!("{}; and {of_host}", counted(wrong, "finding")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_true() {
+        assert_eq!(verdict(0, 0), "nothing that run would refuse");
+        assert_eq!(verdict(0, 1), "the file is right; 1 thing of this host would stop run (above, \"here\")");
+        assert_eq!(verdict(1, 0), "1 finding");
+        assert_eq!(verdict(2, 3), "2 findings; and 3 things of this host would stop run (above, \"here\")");
     }
 }

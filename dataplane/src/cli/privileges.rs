@@ -1,9 +1,7 @@
 //! What `sluice run` may do, and until when: with privilege everything is opened, and before the gate opens nothing is left of it
 //! (docs/design/0048-privilege.md).
 
-use std::path::{Path, PathBuf};
-
-use super::{Failure, log};
+use super::{Failure, log, places};
 use crate::config::Config;
 use crate::sys::privilege::{self, Identity};
 
@@ -14,12 +12,21 @@ use crate::sys::privilege::{self, Identity};
 pub fn prepare(config: &Config) -> Result<(), Failure> {
     privilege::raise_limits();
     if let Some(identity) = to_become(config)? {
-        for directory in directories(config) {
-            privilege::make_directory(&directory, &identity)
-                .map_err(|error| Failure::host(format!("{}: making it: {error}", directory.display())))?;
+        for place in places::made(config) {
+            privilege::make_directory(&place.directory, &identity).map_err(|error| {
+                let (key, directory) = (&place.key, place.directory.display());
+                Failure::host(format!(
+                    "config {key}: {directory} cannot be made: {error}; make it and give it to user {}, or name another",
+                    identity.name
+                ))
+            })?;
         }
-        privilege::become_user(&identity, &privilege::TO_PREPARE)
-            .map_err(|error| Failure::host(format!("process.user = \"{}\": becoming it: {error}", identity.name)))?;
+        privilege::become_user(&identity, &privilege::TO_PREPARE).map_err(|error| {
+            Failure::host(format!(
+                "config process: user: \"{0}\" cannot be become: {error}; root needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP for it: allow them, or start it as {0}",
+                identity.name
+            ))
+        })?;
         tracing::info!(user = identity.name, uid = identity.user.as_raw(), gid = identity.group.as_raw(), "user");
     }
     privilege::will_renounce().map_err(|error| Failure::host(format!("clearing the ambient capabilities: {error}")))?;
@@ -69,32 +76,12 @@ fn to_become(config: &Config) -> Result<Option<Identity>, Failure> {
     }
 }
 
-/// Where files are made while it runs.
-fn directories(config: &Config) -> Vec<PathBuf> {
-    let mut directories: Vec<PathBuf> = config.stores.iter().map(|store| store.path.clone()).collect();
-    directories.extend(config.report.dir.clone());
-    if let Some(serve) = &config.ledger.serve {
-        directories.push(serve.data_dir.clone());
-    }
-    directories
-}
-
-/// Those, and where rings are made.
-fn written(config: &Config) -> Vec<PathBuf> {
-    let published = config.feeds.iter().filter_map(|feed| feed.publish.as_deref());
-    let mirrored = config.ring.mirrors.iter().map(|mirror| mirror.ring.as_path());
-    let rings = published.chain(mirrored).filter_map(Path::parent).map(Path::to_path_buf);
-    directories(config).into_iter().chain(rings).collect()
-}
-
 fn writable(config: &Config) -> Result<(), Failure> {
-    for directory in written(config).iter().filter(|directory| directory.is_dir()) {
-        if let Err((owner, mode)) = privilege::may_write(directory) {
-            let (user, group) = privilege::own();
-            return Err(Failure::host(format!(
-                "{}: user {user} may not make files in it (it is user {owner}'s, mode {mode:o}), and no capability is kept to do it all the same: chown {user}:{group} it, or run as user {owner} (process.user)",
-                directory.display()
-            )));
+    for place in places::written(config).iter().filter(|place| place.directory.is_dir()) {
+        if let Err((owner, mode)) = privilege::may_write(&place.directory) {
+            let user = privilege::own().0.to_string();
+            let what = places::words(&place.directory, &user, owner, mode);
+            return Err(Failure::host(format!("config {}: {what}", place.key)));
         }
     }
     Ok(())

@@ -60,9 +60,10 @@ impl Reloader {
     }
 
     fn read(&self) -> Result<Config, Vec<String>> {
-        let config = config::load(&self.path).map_err(|error| vec![error.to_string()])?;
-        let findings = findings::look(&config).findings;
-        if findings.is_empty() { Ok(config) } else { Err(findings.iter().map(ToString::to_string).collect()) }
+        let lines = |error: config::ConfigError| error.to_string().lines().map(String::from).collect::<Vec<_>>();
+        let config = config::load(&self.path).map_err(lines)?;
+        let wrong: Vec<String> = findings::look(&config).wrong().map(ToString::to_string).collect();
+        if wrong.is_empty() { Ok(config) } else { Err(wrong) }
     }
 
     fn take(&mut self, config: &Config, stores: &[Arc<StoreView>], ledger: Option<&Reload>) {

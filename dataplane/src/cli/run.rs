@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long)]
     pub explain: bool,
     /// End by itself after this long ("10s").
-    #[arg(long, value_name = "DURATION", value_name = "T")]
+    #[arg(long, value_name = "DURATION")]
     pub r#for: Option<Span>,
     /// Write the last status as JSON to this file when it ends.
     #[arg(long, value_name = "FILE")]
@@ -34,17 +34,17 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     let config = config::load(&args.config).map_err(|error| Failure::usage(error.to_string()))?;
-    let findings::Checked { findings, warnings } = findings::look(&config);
-    if !findings.is_empty() {
-        let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
-        return Err(Failure::usage(lines.join("\nsluice: ")));
-    }
+    let checked = findings::look(&config);
     if args.explain {
+        // Drawn whatever is wrong with it: what is missing here may be somewhere else.
         print!("{}", explain::explain(&config));
-        return Ok(Exit::Done);
+        return checked.wrong_file().map_or(Ok(Exit::Done), Err);
+    }
+    if let Some(refusal) = checked.refusal() {
+        return Err(refusal);
     }
     log::configure(&config.control).map_err(Failure::usage)?;
-    for warning in warnings {
+    for warning in checked.warnings {
         tracing::warn!("{warning}");
     }
     // Before any thread starts: the signals are taken out of every thread's delivery.

@@ -7,21 +7,16 @@ use crate::capture::file_worker::FileWorker;
 use crate::capture::items::RxItem;
 use crate::config::{self, Config, Feed, LedgerServe, LedgerSource, Through};
 use crate::feed::handoff::Handoff;
+use crate::ledger::archive::OUTSIDE_BYTES_MAX;
+use crate::ledger::plan::{POOL_BYTES, POOL_READY_BYTES};
 use crate::sys::frames::FrameToken;
 
 /// Bytes of a frame in a UMEM up to MTU 1,770; beyond it twice that, which only the interface tells.
-const CHUNK_BYTES: u64 = 2_048;
-/// Slot bytes of the reorder window, with the window's two slots per message.
-const WINDOW_BYTES_PER_MESSAGE: u64 = 2 * 128;
+pub(super) const CHUNK_BYTES: u64 = 2_048;
 /// A record of a published feed: its descriptor, its metadata, its sequence word (docs/formats/ring.md).
 const PUBLISHED_RECORD_BYTES: u64 = 64;
 /// What a connection of a serve may hold while it is behind: one frame.
 const SERVE_CONNECTION_BYTES: u64 = 1 << 20;
-/// What a ledger server keeps of chunk buffers at most, and what it makes before the first ledger (`ledger::plan`).
-const LEDGER_POOL_BYTES: u64 = 256 << 20;
-const LEDGER_POOL_READY_BYTES: u64 = 32 << 20;
-/// What replays may have read and not yet sent at most.
-const LEDGER_READS_BYTES: u64 = 1 << 30;
 /// Smaller sums are left out of the list: books, histograms, the rings of descriptors.
 const SHOWN_BYTES_MIN: u64 = 1 << 20;
 
@@ -110,7 +105,7 @@ pub fn memory(config: &Config) -> Vec<Memory> {
 
 fn feed_memory(config: &Config, feed: &Feed, row: &mut impl FnMut(String, &'static str, u64, Kind)) {
     let name = format!("arbiter {}", feed.name);
-    row(name.clone(), "reorder window", u64::from(feed.window) * WINDOW_BYTES_PER_MESSAGE, Kind::Reserved);
+    row(name.clone(), "reorder window", u64::from(feed.window) * config::WINDOW_BYTES_PER_MESSAGE, Kind::Reserved);
     let copies = u64::from(feed.copy_frames) * u64::from(config::COPY_FRAME_BYTES);
     row(name.clone(), "copy pool", copies, Kind::Reserved);
     row(name.clone(), "links", links_bytes(config, feed), Kind::Reserved);
@@ -145,10 +140,10 @@ fn links_bytes(config: &Config, feed: &Feed) -> u64 {
 
 fn ledger_memory(serve: &LedgerServe, row: &mut impl FnMut(String, &'static str, u64, Kind)) {
     let name = || "ledger fan-out".to_string();
-    row(name(), "chunk buffers", LEDGER_POOL_READY_BYTES, Kind::Reserved);
-    row(name(), "more chunk buffers", LEDGER_POOL_BYTES - LEDGER_POOL_READY_BYTES, Kind::AtMost);
+    row(name(), "chunk buffers", POOL_READY_BYTES as u64, Kind::Reserved);
+    row(name(), "more chunk buffers", (POOL_BYTES - POOL_READY_BYTES) as u64, Kind::AtMost);
     row(name(), "ledgers that wait for their write", serve.backlog_bytes.0, Kind::AtMost);
-    row(name(), "reads for replays", LEDGER_READS_BYTES, Kind::AtMost);
+    row(name(), "reads for replays", OUTSIDE_BYTES_MAX, Kind::AtMost);
     if serve.source == LedgerSource::Synthetic {
         row("ledger source".into(), "ledgers laid out ahead", 2 * serve.synthetic_size.0, Kind::Reserved);
     }
@@ -224,10 +219,10 @@ pub fn descriptors(config: &Config) -> Vec<(String, u64)> {
 
 /// The process's own threads by name; the kernel's io workers come on top, at most two a core.
 pub fn threads(config: &Config) -> Vec<String> {
-    let used: Vec<&str> = config.cores.iter().map(|core| core.name.as_str()).collect();
+    let working = config.cores.iter().map(|core| core.name.as_str()).filter(|core| config::has_work(config, core));
     let mut threads: Vec<String> = ["main", "log", "control"].map(String::from).to_vec();
     threads.extend((!config.feeds.is_empty()).then(|| "report".to_string()));
-    threads.extend(used.iter().filter(|core| config::has_work(config, core)).map(|core| format!("core {core}")));
+    threads.extend(working.map(|core| format!("core {core}")));
     threads.extend(config.stores.iter().map(|store| format!("files of store {}", store.name)));
     let named = |source: &str| source.parse::<std::net::SocketAddr>().is_err();
     let mirrors = config.ring.mirrors.iter().filter(|mirror| named(&mirror.source));

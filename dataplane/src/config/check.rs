@@ -31,9 +31,10 @@ pub(super) const SEGMENT_MAX: u64 = 1 << 40;
 pub(super) const ZSTD_MAX: i32 = 19;
 /// The last CPU that `sched_setaffinity` is asked for here: its set has 1,024 (sched_setaffinity(2)).
 pub(super) const CPU_MAX: usize = 1_023;
-/// Frames of 2 KiB in 4 GiB, which is what a UMEM can be registered with (its length has 32 bits in the kernel), less one huge page
-/// to round up to. With chunks of 4 KiB it is half of it, which only the interface's MTU tells.
-pub(super) const FRAMES_MAX: u32 = (((1_u64 << 32) - (2 << 20)) / 2_048) as u32;
+/// Largest UMEM that can be registered: 4 GiB (its length has 32 bits in the kernel), less one huge page to round up to.
+pub const UMEM_BYTES_MAX: u64 = (1 << 32) - (2 << 20);
+/// Frames of 2 KiB in it. With chunks of 4 KiB it is half of it, which only the interface's MTU tells.
+pub(super) const FRAMES_MAX: u32 = (UMEM_BYTES_MAX / 2_048) as u32;
 /// Items of a link: a million are 64 MiB of memory, and far more than any UMEM's share.
 pub(super) const LINK_MAX: u32 = 1 << 20;
 /// A feed's books: each stream has histograms and a list of gaps; a session with 64 open runs is none.
@@ -252,10 +253,13 @@ fn check_libpcap(interface: &Interface, findings: &mut Findings) {
 /// Most copy frames: 1 GiB of them, and far below where a frame's offset would pass a u32.
 pub(super) const COPY_FRAMES_MAX: u32 = (1 << 30) / super::COPY_FRAME_BYTES;
 
+/// Bytes of the reorder window for each of its messages: two slots of 128.
+pub const WINDOW_BYTES_PER_MESSAGE: u64 = 2 * 128;
+
 /// Copy frames that a full reorder window can take at once: two 128-byte slots a message, and between each two a gap
 /// (the arbiter's slot count, a record's 32-byte header, a gap's 40 bytes).
 fn copy_frames_needed(window: u32) -> u64 {
-    let bytes = u64::from(window) * (2 * 128 + 32 + 40);
+    let bytes = u64::from(window) * (WINDOW_BYTES_PER_MESSAGE + 32 + 40);
     bytes.div_ceil(u64::from(super::COPY_FRAME_BYTES)) + 1
 }
 
@@ -378,29 +382,7 @@ fn check_side(config: &Config, feed: &Feed, side: &super::capture::Side, finding
 fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
     let key = |field: &str| format!("store \"{}\": {field}", store.name);
     findings.core(config, key("core"), &store.core);
-    if !(BLOCK_MIN..=BLOCK_MAX).contains(&store.block.0) || !store.block.0.is_multiple_of(4_096) {
-        findings.add(
-            key("block"),
-            format!(
-                "is {}, but must be a multiple of 4KiB from {} to {}",
-                store.block,
-                super::Bytes(BLOCK_MIN),
-                super::Bytes(BLOCK_MAX)
-            ),
-        );
-    }
-    let four = 4_u64.saturating_mul(store.block.0);
-    if store.segment.0 < four || store.segment.0 > SEGMENT_MAX {
-        findings.add(
-            key("segment"),
-            format!(
-                "is {}, but must be from four blocks ({}) to {}",
-                store.segment,
-                super::Bytes(four),
-                super::Bytes(SEGMENT_MAX)
-            ),
-        );
-    }
+    check_store_sizes(store, findings);
     range(findings, key("blocks_in_flight"), store.blocks_in_flight, BLOCKS_MIN, BLOCKS_MAX);
     for (name, time) in [("flush", store.flush), ("fsync_interval", store.fsync_interval)] {
         if time.0.is_zero() {
@@ -410,6 +392,43 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
     if store.path.as_os_str().is_empty() {
         findings.add(key("path"), "is empty: name the directory of the store");
     }
+    check_store_feeds(config, store, findings);
+    if !(0..=ZSTD_MAX).contains(&store.zstd) {
+        findings.add(key("zstd"), format!("is {}, but must be from 0 (off) to {ZSTD_MAX}", store.zstd));
+    }
+}
+
+/// Blocks, segments, and what is kept of them.
+fn check_store_sizes(store: &Store, findings: &mut Findings) {
+    let key = |field: &str| format!("store \"{}\": {field}", store.name);
+    let blocks = |count: u64| super::Bytes(count.saturating_mul(store.block.0));
+    if !(BLOCK_MIN..=BLOCK_MAX).contains(&store.block.0) || !store.block.0.is_multiple_of(4_096) {
+        let (least, most) = (super::Bytes(BLOCK_MIN), super::Bytes(BLOCK_MAX));
+        findings
+            .add(key("block"), format!("is {}, but must be a multiple of 4KiB from {least} to {most}", store.block));
+    }
+    if store.segment < blocks(4) || store.segment.0 > SEGMENT_MAX {
+        let most = super::Bytes(SEGMENT_MAX);
+        findings.add(
+            key("segment"),
+            format!("is {}, but must be from four blocks ({}) to {most}", store.segment, blocks(4)),
+        );
+    }
+    let two = super::Bytes(store.segment.0.saturating_mul(2));
+    if store.retain.0 != 0 && store.retain < two {
+        findings.add(
+            key("retain"),
+            format!(
+                "is {}, but must hold at least two sealed segments ({two}; the two that are written or ready come on top), or be 0",
+                store.retain
+            ),
+        );
+    }
+}
+
+/// What a store's feeds, and the arbiter on its core, allow.
+fn check_store_feeds(config: &Config, store: &Store, findings: &mut Findings) {
+    let key = |field: &str| format!("store \"{}\": {field}", store.name);
     let feeds = config.feeds.iter().filter(|feed| feed.store.as_deref() == Some(store.name.as_str()));
     let (files, live): (Vec<&Feed>, Vec<&Feed>) =
         feeds.partition(|feed| feed.sides.iter().any(|side| side.source == SourceKind::File));
@@ -427,20 +446,6 @@ fn check_store(config: &Config, store: &Store, findings: &mut Findings) {
         findings.add(
             key("zstd"),
             format!("is {}, but core \"{}\" also runs the arbiter of feed \"{}\", which compression would hold up: give the store a core of its own, or set zstd = 0", store.zstd, store.core, feed.name),
-        );
-    }
-    if !(0..=ZSTD_MAX).contains(&store.zstd) {
-        findings.add(key("zstd"), format!("is {}, but must be from 0 (off) to {ZSTD_MAX}", store.zstd));
-    }
-    let two = store.segment.0.saturating_mul(2);
-    if store.retain.0 != 0 && store.retain.0 < two {
-        findings.add(
-            key("retain"),
-            format!(
-                "is {}, but must hold at least two sealed segments ({}; the two that are written or ready come on top), or be 0",
-                store.retain,
-                super::Bytes(two)
-            ),
         );
     }
 }

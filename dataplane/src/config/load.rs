@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::capture::{Control, Core, Feed, Interface, Store};
+use super::check::Finding;
 use super::ledger::Ledger;
+use super::mistakes::mistakes;
 use super::process::Process;
 use super::report::Report;
 use super::ring::Ring;
@@ -48,30 +50,51 @@ pub struct Config {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file.
-    #[error("{path}: {error}")]
+    #[error("{path}: {error}{}", unread(error))]
     Read {
         /// The file's path.
         path: PathBuf,
         /// The system's word.
         error: std::io::Error,
     },
-    /// The text, with line and column.
-    #[error("{path}: {error}")]
+    /// The text.
+    #[error("{}", listed(path, mistakes))]
     Parse {
         /// The file's path.
         path: PathBuf,
-        /// The parser's word.
-        error: Box<toml::de::Error>,
+        /// All that is wrong with it, each with its line.
+        mistakes: Vec<Finding>,
     },
+}
+
+/// What to do about a file that cannot be read.
+fn unread(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "; name the configuration file",
+        std::io::ErrorKind::PermissionDenied => "; its owner and mode decide who may read it",
+        _ => "",
+    }
+}
+
+/// One line each.
+fn listed(path: &Path, mistakes: &[Finding]) -> String {
+    let lines: Vec<String> = mistakes.iter().map(|mistake| format!("{}: {mistake}", path.display())).collect();
+    lines.join("\n")
 }
 
 /// Reads and parses a file; the rules across sections are [`super::check`]'s.
 ///
 /// # Errors
-/// With the file's path, and the line of a syntax or type error.
+/// With the file's path, and every error of syntax, or every key and type that is wrong, with its line.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: path.to_path_buf(), error })?;
-    parse(&text).map_err(|error| ConfigError::Parse { path: path.to_path_buf(), error: Box::new(error) })
+    parse(&text).map_err(|error| {
+        let mut mistakes = mistakes(&text);
+        if mistakes.is_empty() {
+            mistakes.push(Finding { key: path.display().to_string(), what: error.to_string() });
+        }
+        ConfigError::Parse { path: path.to_path_buf(), mistakes }
+    })
 }
 
 /// Parses TOML text.

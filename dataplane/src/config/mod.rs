@@ -11,6 +11,7 @@ mod diff;
 mod ledger;
 pub mod limits;
 mod load;
+mod mistakes;
 mod process;
 mod quantity;
 mod report;
@@ -24,7 +25,7 @@ pub use capture::{
     AttachMode, COPY_FRAME_BYTES, Control, Core, Feed, FeedProtocol, Fsync, Idle, Interface, Promiscuous, Record, Side,
     SourceKind, Stamp, StartAt, Store, Through, ZeroCopy,
 };
-pub use check::{Finding, check, frames_needed, queue_frames_min};
+pub use check::{Finding, UMEM_BYTES_MAX, WINDOW_BYTES_PER_MESSAGE, check, frames_needed, queue_frames_min};
 pub use check_ledger::is_retention;
 pub use check_ring::warn;
 pub use diff::{Change, changes};

@@ -174,7 +174,7 @@ impl std::str::FromStr for Bytes {
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "must be a size in quotes, for example \"64KiB\", or a number of bytes")]
         enum Either {
             Number(u64),
             Text(String),

@@ -103,8 +103,14 @@ pub(super) fn check_report(config: &Config, findings: &mut Findings) {
 /// A level, or a module's.
 fn is_directive(text: &str) -> bool {
     let level = |text: &str| matches!(text, "off" | "error" | "warn" | "info" | "debug" | "trace");
-    let name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_:-".contains(c));
-    level(text) || text.split_once('=').is_some_and(|(module, of)| name(module) && level(of))
+    level(text) || text.split_once('=').is_some_and(|(module, of)| is_module(module) && level(of))
+}
+
+/// A path of modules: what is none names no line of the log.
+fn is_module(text: &str) -> bool {
+    let first = |c: char| c.is_ascii_alphabetic() || c == '_';
+    let rest = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+    text.split("::").all(|name| name.starts_with(first) && name.chars().all(rest))
 }
 
 #[cfg(test)]
@@ -132,7 +138,11 @@ mod tests {
         };
         assert_eq!(keys("[report]\nkeep = 1\n[control]\nlog = \"warn,sluice::ring=debug\""), Vec::<String>::new());
         assert_eq!(keys("[report]\nkeep = 0\n[control]\nlog = \"loud\""), ["report: keep", "control: log"]);
-        assert_eq!(keys("[control]\nlog = \"info,=debug\""), ["control: log"]);
+        for wrong in
+            ["info,=debug", ":=debug", "::=debug", "sluice::=debug", "sluice:ring=debug", "-=debug", "0a=debug"]
+        {
+            assert_eq!(keys(&format!("[control]\nlog = \"{wrong}\"")), ["control: log"], "{wrong}");
+        }
         assert!(toml::from_str::<Config>("[report]\nday_begins = \"25:00\"").is_err());
         assert!(toml::from_str::<Config>("[control]\nlog_format = \"xml\"").is_err());
     }

@@ -68,15 +68,6 @@ fn warn_cores(config: &Config, cpus: &[usize], warnings: &mut Findings) {
                 "has no worker, and is not started: name it where it is meant, or remove it",
             );
         }
-        if !cpus.contains(&core.cpu) {
-            warnings.add(
-                format!("core \"{}\": cpu", core.name),
-                format!(
-                    "is {}, but this process may run on {cpus:?}: on this host run would end there; another CPU, or a wider cpuset",
-                    core.cpu
-                ),
-            );
-        }
     }
     let left = cpus.iter().any(|cpu| config.cores.iter().all(|core| core.cpu != *cpu));
     let spinning = config.cores.iter().find(|core| core.idle == Idle::Spin && used.contains(core.name.as_str()));
@@ -205,7 +196,6 @@ mod tests {
         let more = |text: &str| format!("{GOOD}\n{text}");
         for (text, told) in [
             (more("[[core]]\nname = \"e\"\ncpu = 2"), "core \"e\": has no worker"),
-            (GOOD.replace("cpu = 1", "cpu = 3"), "core \"d\": cpu: is 3, but this process may run on [0, 1, 2]"),
             (more("[[store]]\nname = \"two\"\npath = \"/t\"\ncore = \"c\""), "store \"two\": no feed is written to it"),
             (
                 GOOD.replace("cores = [\"c\"]", "cores = [\"c\"]\nqueues = 1\n[[core]]\nname = \"e\"\ncpu = 2"),

@@ -30,7 +30,7 @@ pub use directory::{
 use operate::Operation;
 pub use reader::{ReadError, Reader};
 use reads::Reads;
-pub use reads::{Lost, READ_BYTES, ReadCounters, StoredFrames};
+pub use reads::{Lost, OUTSIDE_BYTES_MAX, READ_BYTES, ReadCounters, StoredFrames};
 pub use recorder::{RecordError, Recorder};
 
 /// Tags of completions that an archive uses: [`ArchivePort::tag`] and those after it. Its operation has the first, closing the last,
@@ -392,7 +392,7 @@ fn decide(settings: &ArchiveSettings, found: &[Found]) -> Result<Decision, Archi
     let of_latest = segments.iter().find(|segment| segment.header.number == latest.stored.segment);
     let run = of_latest.expect("a record's segment was found").header.run.clone();
     let latest = latest.stored.sequence;
-    if !goes_with(&run, settings) {
+    if !is_of(&run, &settings.source, &settings.network) {
         if !settings.reset {
             return Err(ArchiveError::Another {
                 directory: settings.directory.clone(),
@@ -410,12 +410,30 @@ fn decide(settings: &ArchiveSettings, found: &[Found]) -> Result<Decision, Archi
     Ok(Decision { run: next_run(), began: Began::Reset { found: run, latest } })
 }
 
+/// Whether a source may go on with what a directory keeps: what [`Archive::open`] would say of it, from the latest segment that has
+/// ledgers. Changes nothing; a directory that is not there, or cannot be read, is not judged here.
+///
+/// # Errors
+/// One line for the user.
+pub fn would_go_on(directory: &Path, source: &str, network: &[u8; 8]) -> Result<(), String> {
+    let Some(run) = directory::latest_run(directory) else { return Ok(()) };
+    if is_of(&run, source, network) {
+        return Ok(());
+    }
+    Err(format!(
+        "\"{}\" holds ledgers of {}, and {} was asked for: give another data_dir, or let them go with reset = true (--reset)",
+        directory.display(),
+        described(&run.source, &run.network),
+        described(source, network)
+    ))
+}
+
 /// Whether a source may go on with a run: it is the same source, or an import of the same network, and the network is not another.
-fn goes_with(run: &Run, settings: &ArchiveSettings) -> bool {
-    let told = settings.network != [0; 8];
-    let same_network = run.network == settings.network;
+fn is_of(run: &Run, source: &str, network: &[u8; 8]) -> bool {
+    let told = *network != [0; 8];
+    let same_network = run.network == *network;
     let imported = run.source == IMPORTED && told;
-    same_network && (run.source == settings.source || imported) || !told && run.source == settings.source
+    same_network && (run.source == source || imported) || !told && run.source == source
 }
 
 fn described(source: &str, network: &[u8; 8]) -> String {

@@ -387,7 +387,7 @@ impl FanoutWorker {
     fn listen(&self) -> Result<std::os::fd::OwnedFd, String> {
         let listen = self.parts.listen;
         tcp::patiently(|| tcp::listen(&listen))
-            .map_err(|error| format!("listen = \"{listen}\": {error}; take another port, or stop what listens there"))
+            .map_err(|error| format!("listen = \"{listen}\": {error}; {}", tcp::unbound(&error)))
     }
 }
 

@@ -4,21 +4,23 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::archive;
 use super::bearer;
 use super::client_tls::ClientTls;
+use super::plan;
 use super::reload::{Reload, ReloadError, open_secret};
 use super::source::captive::{self, CaptiveSettings};
 use super::source::file;
 use super::url::Url;
 use crate::config::{self, Config, Finding, LedgerServe, LedgerSource};
+use crate::sys::file::unread;
 
 /// Every finding about the files that `[ledger.serve]` names.
 pub fn check_files(config: &Config) -> Vec<Finding> {
     let Some(serve) = &config.ledger.serve else { return Vec::new() };
     let mut findings = Vec::new();
     if let Err(errors) = Reload::load(serve) {
-        // Each begins with its key and its file.
-        findings.extend(errors.iter().map(|error| Finding { key: "ledger.serve".into(), what: error.to_string() }));
+        findings.extend(errors.iter().map(of_secret));
         // A certificate that cannot be read hides its key.
         if errors.iter().any(|error| ReloadError::key(error) == "cert") && serve.cert.is_some() {
             readable("key", serve.key.as_deref(), &mut findings);
@@ -37,6 +39,21 @@ pub fn check_files(config: &Config) -> Vec<Finding> {
         LedgerSource::Synthetic | LedgerSource::Pipe => {}
     }
     findings
+}
+
+/// An error of what is read again: it begins with its key, and then the file.
+fn of_secret(error: &ReloadError) -> Finding {
+    let (field, what) = (error.key(), error.to_string());
+    finding(field, what.strip_prefix(&format!("{field} ")).unwrap_or(&what).into())
+}
+
+/// What `run` would refuse because of the ledgers that are kept: they are another source's. Changes nothing.
+pub fn check_kept(config: &Config) -> Vec<Finding> {
+    let Some(serve) = config.ledger.serve.as_ref().filter(|serve| !serve.reset) else { return Vec::new() };
+    // What cannot be told or read is another finding, or the start's matter.
+    let Some((source, network)) = plan::source_of(serve) else { return Vec::new() };
+    let Err(what) = archive::would_go_on(&serve.segments_dir(), &source, &network) else { return Vec::new() };
+    vec![finding("data_dir", what)]
 }
 
 fn finding(field: &str, what: String) -> Finding {
@@ -150,12 +167,12 @@ fn readable(field: &str, path: Option<&Path>, findings: &mut Vec<Finding>) {
     let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) else { return };
     let why = match std::fs::metadata(path) {
         // Opening something else could wait for its other end.
-        Ok(metadata) if !metadata.is_file() => "is no regular file".to_string(),
+        Ok(metadata) if !metadata.is_file() => "is no regular file: name the file that is meant".to_string(),
         Ok(_) => match File::open(path) {
             Ok(_) => return,
-            Err(error) => format!("{error}; its owner and mode decide who may read it"),
+            Err(error) => format!("{error}; {}", unread(&error)),
         },
-        Err(error) => error.to_string(),
+        Err(error) => format!("{error}; {}", unread(&error)),
     };
     findings.push(finding(field, format!("is \"{}\": {why}", path.display())));
 }
@@ -210,7 +227,7 @@ mod tests {
         assert_eq!(
             told(serve, folder.path()),
             [
-                "config ledger.serve: tokens \"DIR/file\" line 1: 1 characters, but a token has from 16 to 1024: \"openssl rand -hex 32\" makes one",
+                "config ledger.serve: tokens: \"DIR/file\" line 1: 1 characters, but a token has from 16 to 1024: \"openssl rand -hex 32\" makes one",
                 "config ledger.serve: data_dir: is \"DIR/file\", which is no directory: name one, or what can be made one",
             ]
         );
@@ -220,7 +237,7 @@ mod tests {
         assert_eq!(
             told(captive, folder.path()),
             [
-                "config ledger.serve: core_config: is \"DIR/no\": No such file or directory (os error 2)",
+                "config ledger.serve: core_config: is \"DIR/no\": No such file or directory (os error 2); make it, or name the file that is meant",
                 "config ledger.serve: core_binary: DIR/none is no program",
             ]
         );
@@ -234,7 +251,10 @@ mod tests {
         let ca = "config ledger.serve: upstream_ca: DIR/file: it holds no certificate: a PEM file with one or more certificates is needed";
         assert_eq!(
             told(follow.clone(), folder.path()),
-            ["config ledger.serve: upstream_token_file: is \"DIR\": is no regular file", ca]
+            [
+                "config ledger.serve: upstream_token_file: is \"DIR\": is no regular file: name the file that is meant",
+                ca
+            ]
         );
         let follow =
             LedgerServe { upstream: Some("wss://a:b@c".into()), upstream_token_file: Some(at("file")), ..follow };

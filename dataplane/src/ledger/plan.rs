@@ -42,9 +42,9 @@ use crate::sys::resolve::Resolver;
 use crate::wire::ledger::SEQUENCE_MAX;
 
 /// Bytes of chunk buffers that a server keeps to use again: two of the largest usual ledgers and what waits for the disk meanwhile.
-const POOL_BYTES: usize = 256 << 20;
+pub const POOL_BYTES: usize = 256 << 20;
 /// Bytes of them that are made before the first ledger: an emission of 14.5 MiB, raw and packed.
-const POOL_READY_BYTES: usize = 32 << 20;
+pub const POOL_READY_BYTES: usize = 32 << 20;
 /// Longest time to a connection with an upstream server, as a client's by default.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a failed disk is left alone.
@@ -107,7 +107,7 @@ fn serve_plan(serve: &LedgerServe, doorbells: &BTreeMap<String, Arc<Doorbell>>) 
         LedgerSource::Follow => None,
         _ => Some(source(serve, Layout { cut, pool: pool.clone() })?),
     };
-    let description = source.as_ref().map_or_else(|| format!("follow {}", upstream_shown(serve)), |s| s.description());
+    let description = source.as_ref().map_or_else(|| followed(serve), |source| source.description());
     let network = source.as_ref().map_or_else(|| network_of(None), |s| s.network());
     let (archive, opened) = archive(serve, description.clone(), network)?;
     reload.bounds = Some(archive.bounds());
@@ -198,7 +198,7 @@ fn source(serve: &LedgerServe, layout: Layout) -> Result<Box<dyn Source>, String
                 start,
                 count: serve.synthetic_count,
                 bytes: serve.synthetic_size.0,
-                shape: if serve.synthetic_compressible { Shape::Compressible } else { Shape::Noise },
+                shape: shape(serve),
                 window_ns: serve.emit_window.nanos(),
                 interval_ns: serve.synthetic_interval.nanos(),
             };
@@ -308,6 +308,29 @@ fn encoders(
 }
 
 /// The upstream without its query, which may hold a token: this is written down and shown.
+fn followed(serve: &LedgerServe) -> String {
+    format!("follow {}", upstream_shown(serve))
+}
+
+/// What the source would call itself, and its network, without opening it; `None` for one that could not be opened.
+pub fn source_of(serve: &LedgerServe) -> Option<(String, [u8; 8])> {
+    let network = network_of(serve.network_passphrase.as_deref());
+    Some(match serve.source {
+        LedgerSource::Synthetic => (generator::description(shape(serve), serve.synthetic_size.0), network_of(None)),
+        LedgerSource::File => (file::description(serve.file_dir.as_deref()?), network),
+        LedgerSource::Pipe => (pipe::description(serve.pipe_cmd.as_deref()?), network),
+        LedgerSource::Captive => {
+            let (name, passphrase) = captive::description(&CaptiveSettings::of(serve))?;
+            (name, network_of(Some(&passphrase)))
+        }
+        LedgerSource::Follow => (followed(serve), network_of(None)),
+    })
+}
+
+fn shape(serve: &LedgerServe) -> Shape {
+    if serve.synthetic_compressible { Shape::Compressible } else { Shape::Noise }
+}
+
 fn upstream_shown(serve: &LedgerServe) -> String {
     Url::parse(upstream_name(serve)).map_or_else(|_| "an upstream".into(), |url| url.to_string())
 }

@@ -229,7 +229,10 @@ mod tests {
         let error = Tokens::load(folder.path()).err().expect("refused").to_string();
         assert!(error.ends_with("is no regular file"), "{error}");
         let error = Tokens::load(&folder.path().join("no")).err().expect("refused").to_string();
-        assert!(error.contains("No such file") && error.ends_with("who may read it"), "{error}");
+        assert!(
+            error.contains("No such file") && error.ends_with("make it, or name the file that is meant"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::stats::{MirrorBooks, MirrorView, PublishedView, RingStatus, ServeBook
 use crate::config::{self, Config, Finding, Idle, MirrorStart};
 use crate::runtime::worker::Worker;
 use crate::sync::counters::counters;
-use crate::sys::file::open_to_all;
+use crate::sys::file::{open_to_all, unread};
 use crate::sys::random;
 use crate::sys::resolve::Resolver;
 use crate::sys::shm::{RingFile, ShmError};
@@ -207,8 +207,7 @@ fn mirror_settings(mirror: &config::Mirror, key: Option<PresharedKey>) -> Mirror
 /// It cannot be read, is longer than 1,024 bytes, or holds fewer than 16.
 pub fn read_key(path: &Path) -> Result<PresharedKey, String> {
     let told = |what: String| format!("key_file \"{}\": {what}", path.display());
-    let file = std::fs::File::open(path)
-        .map_err(|error| told(format!("{error}; its owner and mode decide who may read it")))?;
+    let file = std::fs::File::open(path).map_err(|error| told(format!("{error}; {}", unread(&error))))?;
     let mut bytes = Vec::new();
     file.take(KEY_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| told(error.to_string()))?;
     if bytes.len() as u64 > KEY_FILE_BYTES_MAX {
@@ -251,8 +250,7 @@ fn ring_files(config: &Config) -> impl Iterator<Item = (String, &Path)> {
     feeds.chain(copies)
 }
 
-/// What of the ring job's files `run` lives with: keys that every user of the host may read, rings in folders that are not there
-/// yet, which the start would miss.
+/// What of the ring job's files `run` lives with: keys that every user of the host may read.
 pub fn warn_files(config: &Config) -> Vec<Finding> {
     let serves = config.ring.serves.iter().map(|serve| ("serve", &serve.name, &serve.key_file));
     let mirrors = config.ring.mirrors.iter().map(|mirror| ("mirror", &mirror.name, &mirror.key_file));
@@ -265,16 +263,7 @@ pub fn warn_files(config: &Config) -> Vec<Finding> {
             what: format!("\"{path}\": has mode {mode:03o}: every user of this host may use it; chmod 600 \"{path}\""),
         })
     });
-    let lost = ring_files(config).filter_map(|(key, path)| {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())?;
-        let what = format!(
-            "is \"{}\", but \"{}\" is no directory of this host: make it before the start",
-            path.display(),
-            folder.display()
-        );
-        Some(Finding { key, what })
-    });
-    open.chain(lost).collect()
+    open.collect()
 }
 
 #[cfg(test)]
@@ -320,9 +309,5 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("sets");
             assert_eq!(warn_files(&config).len(), told, "{mode:o}");
         }
-        let ring = folder.path().join("none/ring");
-        config.ring.mirrors.push(config::Mirror::new("m", "c", "h:1", ring));
-        let told = warn_files(&config);
-        assert!(told.len() == 2 && told[1].key == "ring.mirror \"m\": ring", "{told:?}");
     }
 }

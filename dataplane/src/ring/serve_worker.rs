@@ -204,9 +204,8 @@ impl ServeWorker {
             return Ok(());
         }
         let parts = &self.parts;
-        let listener = tcp::patiently(|| tcp::listen(&parts.bind)).map_err(|error| {
-            format!("bind = \"{}\": {error}; take another port, or stop what listens there", parts.bind)
-        })?;
+        let listener = tcp::patiently(|| tcp::listen(&parts.bind))
+            .map_err(|error| format!("bind = \"{}\": {error}; {}", parts.bind, tcp::unbound(&error)))?;
         let address = tcp::local_address(listener.as_fd()).map_err(|error| format!("bind: {error}"))?;
         let _ = parts.address.set(address);
         self.listener = Some(listener);
@@ -226,7 +225,7 @@ impl ServeWorker {
             // From the address that mirrors connected to, where it is one: they take datagrams from nowhere else.
             let ip = if parts.bind.is_ipv4() { parts.bind.ip() } else { any.ip() };
             let socket = tcp::patiently(|| UdpSocket::bind(&SocketAddr::from((ip, port)), false))
-                .map_err(|error| format!("udp = {port}: {error}; take another port, or stop what listens there"))?;
+                .map_err(|error| format!("udp = {port}: {error}; {}", tcp::unbound(&error)))?;
             let _ = socket.send_buffer(SEND_BUFFER_BYTES);
             self.outlets.unicast = Some(socket);
             self.punches = Some(Box::default());

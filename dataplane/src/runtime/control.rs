@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::health::{self, HealthBoard, Reason, Stage};
 use super::http::{Answer, HttpServer, Request};
 use crate::sync::metrics::{Kind, Sample, Sources};
-use crate::sys::{clock, host, privilege};
+use crate::sys::{clock, host, privilege, tcp};
 
 /// How long the thread waits for clients before it looks whether it should end.
 const TURN_WAIT: Duration = Duration::from_millis(50);
@@ -62,9 +62,7 @@ impl ControlServer {
     /// Names the address when it cannot be bound.
     pub fn start(listen: SocketAddr, board: Arc<HealthBoard>) -> Result<ControlServer, String> {
         let failed = |error: std::io::Error| {
-            format!(
-                "control.listen = \"{listen}\": {error}; set another address, or stop what listens there (port 0 takes any free one)"
-            )
+            format!("control.listen = \"{listen}\": {error}; {} (port 0 takes any free one)", tcp::unbound(&error))
         };
         let server = HttpServer::bind(listen).map_err(failed)?;
         let address = server.address().map_err(failed)?;

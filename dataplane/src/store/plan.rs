@@ -9,7 +9,7 @@ use super::files::{Files, FilesSettings, Notify, Room};
 use super::retention::{BOUNDS, Retention};
 use super::store_worker::{StoreCounter, StoreWorker, StreamBooks, StreamCell, StreamNames};
 use super::{Codec, LostCause, StampSource, StoreError, SyncPolicy, WriterSettings};
-use crate::config::{Config, Finding, Fsync, Store};
+use crate::config::{Fsync, Store};
 use crate::feed::handoff::Handoff;
 use crate::runtime::link::{Doorbell, LinkReceiver, LinkSender};
 use crate::runtime::worker::Worker;
@@ -183,16 +183,6 @@ pub(super) fn store_stream(feed: usize, streams_max: u32, stream: StreamId) -> S
 /// The store's number of a side's raw frames.
 pub(super) fn raw_stream(feed: usize, streams_max: u32, side: Side) -> StreamId {
     StreamId(feed as u32 * ids_per_feed(streams_max) + streams_max + u32::from(side.0))
-}
-
-/// What of the stores' directories `run` would refuse. Changes nothing.
-pub fn check_files(config: &Config) -> Vec<Finding> {
-    let is_other = |store: &&Store| store.path.exists() && !store.path.is_dir();
-    let told = |store: &Store| Finding {
-        key: format!("store \"{}\": path", store.name),
-        what: format!("is \"{}\", which is no directory: name one, or what can be made one", store.path.display()),
-    };
-    config.stores.iter().filter(is_other).map(told).collect()
 }
 
 /// Opens the directory (recovering what a crash left) and makes the worker.

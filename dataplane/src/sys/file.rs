@@ -134,7 +134,7 @@ pub fn open_existing(path: &Path) -> io::Result<File> {
 #[derive(Debug, thiserror::Error)]
 pub enum SmallFileError {
     /// The system's word.
-    #[error("{0}; its owner and mode decide who may read it")]
+    #[error("{0}; {next}", next = unread(.0))]
     Read(#[from] io::Error),
     /// A directory, a pipe, a device.
     #[error("is no regular file")]
@@ -157,6 +157,22 @@ pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>, SmallFileError
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max { Err(SmallFileError::TooLong(bytes_max)) } else { Ok(bytes) }
+}
+
+/// Whether a file has a list of rights (ACL) beside its mode.
+pub fn has_access_list(path: &Path) -> bool {
+    let Ok(path) = path_text(path) else { return false };
+    // SAFETY: both texts are NUL-terminated and outlive the call; with a size of 0 nothing is written.
+    unsafe { libc::getxattr(path.as_ptr(), c"system.posix_acl_access".as_ptr(), std::ptr::null_mut(), 0) > 0 }
+}
+
+/// What to do about a file that cannot be read.
+pub fn unread(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "make it, or name the file that is meant",
+        io::ErrorKind::PermissionDenied => "its owner and mode decide who may read it",
+        _ => "name a file that can be read",
+    }
 }
 
 /// The mode of a file that every user of the host may read or write; `None` for others, and where there is none.

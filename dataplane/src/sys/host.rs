@@ -24,6 +24,21 @@ const STA_DEL: i32 = 0x0020;
 const STA_UNSYNC: i32 = 0x0040;
 const STA_NANO: i32 = 0x2000;
 
+/// The kernel's first two numbers; `None` where they cannot be read.
+pub fn kernel() -> Option<(u32, u32)> {
+    numbers(&std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+}
+
+fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.trim().split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Whether this host has a NUMA node of this number.
+pub fn has_numa_node(node: u32) -> bool {
+    Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
+}
+
 /// The state of the wall clock (adjtimex).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -157,6 +172,13 @@ pub fn interface_names() -> io::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_are_read_and_nodes_that_are_not_there_are_known() {
+        assert_eq!((numbers("6.18.5-amd64"), numbers("6.6\n"), numbers("x")), (Some((6, 18)), Some((6, 6)), None));
+        assert!(kernel().expect("Linux") >= (5, 0));
+        assert!(!has_numa_node(70_000));
+    }
 
     #[test]
     fn the_host_tells_clock_and_addresses() {

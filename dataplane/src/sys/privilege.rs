@@ -80,6 +80,14 @@ pub enum IdentityError {
     },
 }
 
+impl IdentityError {
+    /// Whether it is about the group.
+    pub fn is_group(&self) -> bool {
+        let (IdentityError::Unknown { what, .. } | IdentityError::LookUp { what, .. }) = self;
+        *what == "group"
+    }
+}
+
 /// Looks a user and a group up by name; without a group it is the user's own.
 ///
 /// # Errors
@@ -236,6 +244,55 @@ pub fn may_write(directory: &Path) -> Result<(), (u32, u32)> {
     }
     let owner = fs::metadata(directory).map(|metadata| (metadata.uid(), metadata.mode() & 0o7777));
     Err(owner.unwrap_or_default())
+}
+
+/// Who a user is to a directory: judged by owner and mode, for one that this process is not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rights {
+    user: u32,
+    groups: Vec<u32>,
+}
+
+impl Rights {
+    /// A user's, without any capability.
+    pub fn of(identity: &Identity) -> Rights {
+        let name = CString::new(identity.name.as_str()).unwrap_or_default();
+        let groups = nix::unistd::getgrouplist(&name, identity.group).unwrap_or_else(|_| vec![identity.group]);
+        Rights { user: identity.user.as_raw(), groups: groups.into_iter().map(Gid::as_raw).collect() }
+    }
+
+    /// This process's, once it has no capability left.
+    pub fn own() -> Rights {
+        let (user, group) = own();
+        let groups = nix::unistd::getgroups().unwrap_or_default();
+        Rights { user, groups: groups.into_iter().map(Gid::as_raw).chain([group]).collect() }
+    }
+
+    /// Whether it may reach a directory and make files in it; else whose is what is in the way. A list of rights (ACL) that goes
+    /// beyond the mode is taken to allow it.
+    ///
+    /// # Errors
+    /// The owner's user number and the mode.
+    pub fn may_write(&self, directory: &Path) -> Result<(), (u32, u32)> {
+        let path = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_path_buf());
+        for (depth, at) in path.ancestors().enumerate() {
+            let Ok(metadata) = fs::metadata(at) else { continue };
+            let needed = if depth == 0 { 0o3 } else { 0o1 };
+            if !self.may(&metadata, needed) && !super::file::has_access_list(at) {
+                return Err((metadata.uid(), metadata.mode() & 0o7777));
+            }
+        }
+        Ok(())
+    }
+
+    fn may(&self, metadata: &fs::Metadata, needed: u32) -> bool {
+        let bits = match (metadata.uid() == self.user, self.groups.contains(&metadata.gid())) {
+            (true, _) => metadata.mode() >> 6,
+            (false, true) => metadata.mode() >> 3,
+            (false, false) => metadata.mode(),
+        };
+        bits & needed == needed
+    }
 }
 
 /// Takes away the bound on locked memory and raises that on descriptors, as far as this process may.

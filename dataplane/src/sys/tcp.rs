@@ -18,6 +18,17 @@ const BIND_PATIENCE_NS: i64 = 2_000_000_000;
 /// Pause between two attempts.
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
+/// What to do about an address that cannot be listened on.
+pub fn unbound(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            "take an address of this host (\"ip address\" lists them), or 0.0.0.0 for all"
+        }
+        io::ErrorKind::PermissionDenied => "take a port from 1024 on, or allow CAP_NET_BIND_SERVICE",
+        _ => "take another port, or stop what listens there",
+    }
+}
+
 /// Binds, patiently as long as the address is in use: 2 s.
 ///
 /// # Errors
@@ -280,6 +291,17 @@ pub fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) {
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn what_cannot_be_listened_on_is_told_what_to_do() {
+        let taken = listen(&"127.0.0.1:0".parse().expect("an address")).expect("any port");
+        let taken = local_address(taken.as_fd()).map(|address| (taken, address)).expect("bound");
+        let error = |address: &SocketAddr| listen(address).err().expect("it cannot");
+        assert!(unbound(&error(&taken.1)).starts_with("take another port"));
+        // TEST-NET-1 is no host's (RFC 5737).
+        let foreign = error(&"192.0.2.1:7400".parse().expect("an address"));
+        assert!(unbound(&foreign).starts_with("take an address of this host"), "{foreign}");
+    }
 
     #[test]
     fn addresses_go_there_and_back() {

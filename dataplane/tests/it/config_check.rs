@@ -90,6 +90,10 @@ fn broken(name: &'static str, base: &str, changes: &[(&str, &str)], findings: &[
 }
 
 fn table() -> Vec<Broken> {
+    [captures(), rings(), access(), sources_of_ledgers()].into_iter().flatten().collect()
+}
+
+fn captures() -> Vec<Broken> {
     vec![
         broken(
             "a capture with five mistakes",
@@ -145,25 +149,34 @@ fn table() -> Vec<Broken> {
                 "feed \"deep\" side \"C\": file: is \"DIR\", which is no regular file",
             ],
         ),
-        broken(
-            "sockets and rings",
-            RINGS,
-            &[
-                ("0.0.0.0:7400", "0.0.0.0:9480"),
-                ("[::]:7401", "[::]:9480"),
-                ("\"/dev/shm/m\"", "\"/dev/shm/m\"\nkey_file = \"DIR/none.key\"\nsilence = \"1ms\""),
-                ("[[ring.mirror]]", "[control]\nlisten = \"0.0.0.0:9480\"\nstall = \"1ms\"\n[[ring.mirror]]"),
-            ],
-            &[
-                "ring.mirror \"m\": silence: is 1ms, but must be from 10ms to 5s",
-                "control: listen: is \"0.0.0.0:9480\", which other hosts reach, and the control server answers whoever asks",
-                "control: stall: is 1ms, but must be from 1s to 1h",
-                "ring.serve \"a\": bind: is \"0.0.0.0:9480\", but [control] listens on 0.0.0.0:9480 already",
-                "ring.serve \"b\": bind: is \"[::]:9480\", but [control] listens on 0.0.0.0:9480 already",
-                "ring.serve \"b\": bind: is \"[::]:9480\", but ring.serve \"a\" listens on 0.0.0.0:9480 already",
-                "ring.mirror \"m\": key_file: \"DIR/none.key\": No such file or directory",
-            ],
-        ),
+    ]
+}
+
+fn rings() -> Vec<Broken> {
+    vec![broken(
+        "sockets and rings",
+        RINGS,
+        &[
+            ("0.0.0.0:7400", "0.0.0.0:9480"),
+            ("[::]:7401", "[::]:9480"),
+            ("\"/dev/shm/m\"", "\"/dev/shm/m\"\nkey_file = \"DIR/none.key\"\nsilence = \"1ms\""),
+            ("[[ring.mirror]]", "[control]\nlisten = \"0.0.0.0:9480\"\nstall = \"1ms\"\n[[ring.mirror]]"),
+        ],
+        &[
+            "ring.mirror \"m\": silence: is 1ms, but must be from 10ms to 5s",
+            "control: listen: is \"0.0.0.0:9480\", which other hosts reach, and the control server answers whoever asks",
+            "control: stall: is 1ms, but must be from 1s to 1h",
+            "ring.serve \"a\": bind: is \"0.0.0.0:9480\", but [control] listens on 0.0.0.0:9480 already",
+            "ring.serve \"b\": bind: is \"[::]:9480\", but [control] listens on 0.0.0.0:9480 already",
+            "ring.serve \"b\": bind: is \"[::]:9480\", but ring.serve \"a\" listens on 0.0.0.0:9480 already",
+            "ring.mirror \"m\": key_file: \"DIR/none.key\": No such file or directory (os error 2); make it, or name",
+        ],
+    )]
+}
+
+/// Who may connect to a server of ledgers.
+fn access() -> Vec<Broken> {
+    vec![
         broken(
             "a ledger server for the public",
             LEDGERS,
@@ -173,9 +186,9 @@ fn table() -> Vec<Broken> {
             )],
             &[
                 "ledger.serve: chunk_size: is 1KiB, but must be from 4KiB to 8MiB",
-                "ledger.serve: cert \"DIR/a.crt\": No such file or directory",
-                "ledger.serve: tokens \"DIR/file\" line 1",
-                "ledger.serve: key: is \"DIR/none.key\": No such file or directory",
+                "ledger.serve: cert: \"DIR/a.crt\": No such file or directory (os error 2); make it, or name the file that is meant",
+                "ledger.serve: tokens: \"DIR/file\" line 1",
+                "ledger.serve: key: is \"DIR/none.key\": No such file or directory (os error 2); make it, or name",
             ],
         ),
         broken(
@@ -184,9 +197,14 @@ fn table() -> Vec<Broken> {
             &[("data_dir", "listen = \":8462\"\ncert = \"DIR/one.crt\"\nkey = \"DIR/two.key\"\ndata_dir")],
             &[
                 "ledger.serve: listen: is \":8462\", which other hosts reach, without tokens",
-                "ledger.serve: cert \"DIR/one.crt\" with key \"DIR/two.key\"",
+                "ledger.serve: cert: \"DIR/one.crt\" with key \"DIR/two.key\"",
             ],
         ),
+    ]
+}
+
+fn sources_of_ledgers() -> Vec<Broken> {
+    vec![
         broken(
             "a captive node of another network",
             LEDGERS,
@@ -257,7 +275,7 @@ fn check_tells_all_at_once_and_run_refuses_in_the_same_words() {
         std::fs::write(&path, case.text.replace("DIR", &here)).expect("writes");
         let path = path.to_string_lossy();
         let checked = sluice(&["check", &path]);
-        let told = text(&checked.stderr).replace(&here, "DIR");
+        let told = text(&checked.stdout).replace(&here, "DIR");
         assert_eq!(checked.status.code(), Some(2), "{}: {told}", case.name);
         let findings: Vec<&str> = told.lines().filter(|line| line.starts_with("config ")).collect();
         // A build without libpcap has one more to tell.
@@ -292,7 +310,151 @@ fn what_cannot_be_read_is_told_as_json_too() {
     let output = sluice(&["check", &path.to_string_lossy(), "--json"]);
     assert_eq!(output.status.code(), Some(2));
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert!(json["findings"][0]["what"].as_str().expect("words").contains("colour"), "{json}");
+    assert_eq!(json["findings"][0]["key"], "core \"c\": colour", "{json}");
+    assert!(json["findings"][0]["what"].as_str().expect("words").contains("line 4: there is no such key"), "{json}");
+}
+
+#[test]
+fn every_unknown_key_and_wrong_type_is_told_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sluice.toml");
+    let text = "[[core]]\nname = \"c\"\ncpu = \"zero\"\n[procces]\nuser = 5\n[control]\nlisten = 9480\nstal = \"1s\"\n";
+    std::fs::write(&path, text).expect("writes");
+    let path = path.to_string_lossy();
+    let checked = sluice(&["check", &path]);
+    let told = self::text(&checked.stdout);
+    assert_eq!(checked.status.code(), Some(2), "{told}");
+    let run = sluice(&["run", &path]);
+    assert_eq!(run.status.code(), Some(2));
+    for part in [
+        "config core \"c\": cpu: line 3: is \"zero\", but must be a whole number",
+        "config procces: line 4: there is no such key: did you mean \"process\"?",
+        "config control: listen: line 7: is 9480, but must be",
+        "config control: stal: line 8: there is no such key: did you mean \"stall\"?",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+        assert!(self::text(&run.stderr).contains(part), "{part}: {}", self::text(&run.stderr));
+    }
+    assert!(told.ends_with(": 4 findings\n"), "{told}");
+}
+
+/// What `check` and then `run` say of a file: exit codes, what `check` prints, what `run` does.
+fn both(path: &Path) -> (Option<i32>, String, Option<i32>, String) {
+    let path = path.to_string_lossy();
+    let (checked, run) = (sluice(&["check", &path]), sluice(&["run", &path, "--for", "1s"]));
+    (checked.status.code(), text(&checked.stdout), run.status.code(), text(&run.stderr))
+}
+
+#[test]
+fn what_is_in_the_way_of_a_directory_is_found_by_check_and_run_touches_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path().display().to_string();
+    std::fs::write(folder.path().join("file"), "").expect("writes");
+    let report = "[report]\ndir = \"DIR/file\"\n";
+    let no_control = "[control]\nlisten = \"127.0.0.1:0\"\n";
+    let mirror = "[[ring.mirror]]\nname = \"m\"\ncore = \"c\"\nsource = \"h:1\"\nring = \"DIR/none/ring\"\n";
+    for (name, text, part) in [
+        (
+            "store",
+            CAPTURE.replace("DIR/main", "DIR/file/main"),
+            "store \"main\": path: is \"DIR/file/main\", but \"DIR/file\" is no directory",
+        ),
+        (
+            "ledgers",
+            LEDGERS.replace("DIR/ledgers", "DIR/file/data"),
+            "ledger.serve: data_dir: is \"DIR/file/data\", but \"DIR/file\" is no directory",
+        ),
+        ("report", format!("{LEDGERS}{report}"), "report: dir: is \"DIR/file\", which is no directory"),
+        (
+            "ring",
+            format!("{LEDGERS}{mirror}"),
+            "ring.mirror \"m\": ring: is \"DIR/none/ring\", but \"DIR/none\" is no directory of this host",
+        ),
+        (
+            "publish",
+            CAPTURE.replace("store = \"main\"", "publish = \"DIR/none/ring\""),
+            "feed \"deep\": publish: is \"DIR/none/ring\", but \"DIR/none\" is no directory of this host",
+        ),
+    ] {
+        let path = folder.path().join("sluice.toml");
+        std::fs::write(&path, (text + no_control).replace("DIR", &here)).expect("writes");
+        let (checked, told, run, refused) = both(&path);
+        let (told, refused) = (told.replace(&here, "DIR"), refused.replace(&here, "DIR"));
+        assert_eq!((checked, run), (Some(2), Some(2)), "{name}: {told}\n{refused}");
+        assert!(
+            told.contains(&format!("config {part}")) && told.ends_with(": 1 finding\n")
+                || told.contains("finding; and"),
+            "{name}: {told}"
+        );
+        assert!(refused.contains(&format!("sluice: config {part}")), "{name}: {refused}");
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).expect("there").map(|entry| entry.expect("one").file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn what_this_host_lacks_is_told_as_such_and_the_last_line_is_true() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path().display().to_string();
+    let text = LEDGERS.replace("cpu = 0", "cpu = 900")
+        + "[[core]]\nname = \"d\"\ncpu = 901\n[process]\nuser = \"nobody-of-this-name\"\n[control]\nlisten = \"127.0.0.1:0\"\n\
+           [[ring.mirror]]\nname = \"m\"\ncore = \"d\"\nsource = \"h:1\"\nring = \"DIR/ring\"\nnuma_node = 700\n";
+    let path = folder.path().join("sluice.toml");
+    std::fs::write(&path, text.replace("DIR", &here)).expect("writes");
+    let (checked, told, run, refused) = both(&path);
+    assert_eq!((checked, run), (Some(0), Some(2)), "{told}\n{refused}");
+    for part in [
+        "config core \"c\", \"d\": cpu: are 900-901, but this process may run on 0",
+        "config process: user: there is no user \"nobody-of-this-name\" on this host",
+        "config ring.mirror \"m\": numa_node: is 700, but this host has no such NUMA node",
+    ] {
+        assert!(told.contains(&format!("here: {part}")), "{part}: {told}");
+        assert!(refused.contains(&format!("sluice: {part}")), "{part}: {refused}");
+    }
+    assert!(told.ends_with(": the file is right; 3 things of this host would stop run (above, \"here\")\n"), "{told}");
+    assert!(!told.contains("nothing that run would refuse"));
+    assert_eq!(sluice(&["check", &path.to_string_lossy(), "--here"]).status.code(), Some(2));
+    assert!(!folder.path().join("ledgers").exists(), "run touched nothing");
+}
+
+#[test]
+fn ledgers_of_another_source_are_found_before_the_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path().display().to_string();
+    let synthetic = LEDGERS.replace("data_dir", "listen = \"127.0.0.1:0\"\nsynthetic_size = \"64KiB\"\nsynthetic_interval = \"50ms\"\nemit_window = \"0s\"\ndata_dir")
+        + "[control]\nlisten = \"127.0.0.1:0\"\n";
+    let path = folder.path().join("sluice.toml");
+    std::fs::write(&path, synthetic.replace("DIR", &here)).expect("writes");
+    let (checked, told, run, _) = both(&path);
+    assert_eq!((checked, run), (Some(0), Some(0)), "{told}");
+    assert_eq!(sluice(&["check", &path.to_string_lossy()]).status.code(), Some(0), "its own source goes on");
+    let pipe = synthetic.replace("data_dir", "source = \"pipe\"\npipe_cmd = \"sleep 60\"\ndata_dir");
+    std::fs::write(&path, pipe.replace("DIR", &here)).expect("writes");
+    let (checked, told, run, refused) = both(&path);
+    assert_eq!((checked, run), (Some(2), Some(2)), "{told}\n{refused}");
+    let part =
+        "/ledgers\" holds ledgers of source \"synthetic noise 65536\" without a network, and source \"pipe sleep 60\"";
+    assert!(told.contains("config ledger.serve: data_dir: ") && told.contains(part), "{told}");
+    let reset = pipe.replace("data_dir", "reset = true\ndata_dir");
+    std::fs::write(&path, reset.replace("DIR", &here)).expect("writes");
+    assert_eq!(sluice(&["check", &path.to_string_lossy()]).status.code(), Some(0));
+}
+
+#[test]
+fn a_file_is_drawn_although_another_one_is_missing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sluice.toml");
+    let text = LEDGERS.replace("data_dir", "tokens = \"DIR/none\"\ndata_dir");
+    std::fs::write(&path, text.replace("DIR", &folder.path().display().to_string())).expect("writes");
+    let path = path.to_string_lossy();
+    for arguments in [["run", &path, "--explain"], ["check", &path, "--explain"]] {
+        let output = sluice(&arguments);
+        let (out, told) = (self::text(&output.stdout), self::text(&output.stderr));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {out}{told}");
+        assert!(out.starts_with("core c (cpu 0"), "{arguments:?}: {out}");
+        assert!((out + &told).contains("config ledger.serve: tokens: "), "{arguments:?}");
+    }
 }
 
 #[test]
@@ -318,7 +480,7 @@ fn secrets_that_are_open_and_certificates_at_their_end_are_warnings() {
     let path = at("sluice.toml");
     std::fs::write(&path, text.replace("DIR", &folder.path().display().to_string())).expect("writes");
     let output = sluice(&["check", &path.to_string_lossy()]);
-    let told = self::text(&output.stderr);
+    let told = self::text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{told}");
     for part in [
         "warning: config ring.serve \"s\": key_file:",

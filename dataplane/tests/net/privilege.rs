@@ -173,7 +173,7 @@ fn a_directory_of_somebody_else_and_a_user_that_is_not_there_are_refused_with_wh
         assert_eq!(code, Some(4), "{told}");
         assert!(told.contains("store: user ") && told.contains("chown "), "{told}");
         let (code, told) = refused("user = \"no-such-user\"");
-        assert_eq!(code, Some(4), "{told}");
+        assert_eq!(code, Some(2), "{told}");
         assert!(told.contains("no user \"no-such-user\" on this host"), "{told}");
         assert!(!directory.join("store").read_dir().expect("there").any(|_| true), "nothing was made");
         ip(&format!("link set {} up", veth.inside));

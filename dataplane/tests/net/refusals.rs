@@ -126,7 +126,7 @@ fn hardware_stamps_are_refused_by_check_and_by_run() {
         let said = ["stamp", "hardware", "bpf_xdp_metadata_rx_timestamp", "software"];
         refused(folder.path(), &config, 2, &said);
         let checked = output(folder.path(), &["check", config.write(folder.path())]);
-        let told = String::from_utf8_lossy(&checked.stderr).into_owned();
+        let told = String::from_utf8_lossy(&checked.stdout).into_owned();
         assert_eq!(checked.status.code(), Some(2), "{told}");
         said.iter().for_each(|said| assert!(told.contains(said), "\"{said}\" in: {told}"));
     });

@@ -416,8 +416,6 @@ pub fn run(args: &Args) -> Outcome {
 fn told(finding: &Finding) -> String {
     match finding.key.strip_prefix("ledger.serve: ") {
         Some(key) => format!("--{}: {}", key.replace('_', "-"), with_flags(&finding.what)),
-        // About a file: it begins with its key.
-        None if finding.key == "ledger.serve" => format!("--{}", finding.what),
         None => format!("{}: {}", finding.key, finding.what),
     }
 }
@@ -756,6 +754,6 @@ mod tests {
         let both = refusal(&["--chunk-size", "1", "--retention", "0"]);
         assert_eq!(both.lines().count(), 2, "{both}");
         let tokens = refusal(&["--tokens", "/nonexistent"]);
-        assert!(tokens.starts_with("--tokens \"/nonexistent\": No such file"), "{tokens}");
+        assert!(tokens.starts_with("--tokens: \"/nonexistent\": No such file"), "{tokens}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::ledger::retention::{self, Depth, Segment, SegmentBytes, SegmentError};
+use crate::ledger::retention::{self, Depth, Run, Segment, SegmentBytes, SegmentError};
 use crate::sys::{clock, file};
 
 const PREFIX: &str = "segment-";
@@ -158,6 +158,19 @@ pub fn look(directory: &Path, mode: Mode) -> Result<Contents, DirectoryError> {
         }
     }
     Ok(contents)
+}
+
+/// The run of the latest ledgers: of the last segment that has one.
+pub(super) fn latest_run(directory: &Path) -> Option<Run> {
+    let names = fs::read_dir(directory).ok()?.filter_map(|entry| entry.ok()?.file_name().to_str().and_then(number_of));
+    let mut numbers: Vec<u64> = names.collect();
+    numbers.sort_unstable();
+    numbers.into_iter().rev().find_map(|number| {
+        let file = File::open(directory.join(segment_name(number))).ok()?;
+        let bytes = file.metadata().ok()?.len();
+        let segment = retention::open(&FileBytes { file: &file, bytes }, Depth::Opening).ok()?;
+        (!segment.records.is_empty()).then_some(segment.header.run)
+    })
 }
 
 fn look_at(directory: &Path, number: u64, mode: Mode, contents: &mut Contents) -> Result<(), DirectoryError> {

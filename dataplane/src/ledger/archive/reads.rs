@@ -41,7 +41,7 @@ const INDEXES_MAX: usize = 64;
 const OUTSIDE_SHRINK_BYTES: u64 = 128 << 20;
 /// Bytes of frames outside past which nothing more is read until some come back: memory is bounded whatever the number of
 /// subscribers.
-const OUTSIDE_BYTES_MAX: u64 = 1 << 30;
+pub const OUTSIDE_BYTES_MAX: u64 = 1 << 30;
 /// Requests of those that still hold something that are looked at in one turn: some µs.
 const HOLDING_PER_TURN: usize = 64;
 /// How soon it is looked at whether some came back, ns: nothing tells of it.

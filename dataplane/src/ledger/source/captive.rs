@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use super::pipe::{Command, Piped, cpus};
-use super::{Source, SourceError};
+use super::{Source, SourceError, described};
 use crate::config::LedgerServe;
 
 /// What core is called where nobody says.
@@ -104,6 +104,15 @@ pub fn prepare(settings: &CaptiveSettings) -> Result<Prepared, SourceError> {
     }
     let config = complete(table, &passphrase, &settings.archives, config)?;
     Ok(Prepared { binary, config, passphrase })
+}
+
+/// What it calls itself, and its network's passphrase; `None` for one that would be refused.
+pub fn description(settings: &CaptiveSettings) -> Option<(String, String)> {
+    let binary = find_binary(settings.binary.as_deref()).ok()?;
+    let config = settings.config.as_ref()?;
+    let table: Table = fs::read_to_string(config).ok()?.parse().ok()?;
+    let passphrase = passphrase(&table, settings.passphrase.as_deref(), config).ok()?;
+    Some((described("captive", &binary.to_string_lossy()), passphrase))
 }
 
 /// What a captive core would be refused for, each with its key: as [`prepare`], but all of it, and without what `start` and missing

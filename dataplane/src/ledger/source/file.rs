@@ -47,7 +47,6 @@ pub fn open(settings: &FileSettings, layout: Layout) -> Result<Box<dyn Source>, 
         return Err(SourceError(format!("file source: {} {what}", path.display())));
     }
     let reel = Reel::open(path, settings.first).map_err(|what| SourceError(format!("file source: {what}")))?;
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
     let player = Player {
         reel,
         path: path.clone(),
@@ -57,13 +56,15 @@ pub fn open(settings: &FileSettings, layout: Layout) -> Result<Box<dyn Source>, 
         cycle: settings.cycle,
         ledger: Vec::new(),
     };
-    let paced = Paced::new(
-        described("file", &absolute.to_string_lossy()),
-        Ahead::start("file", player, layout)?,
-        settings.window_ns,
-        settings.interval_ns,
-    );
+    let paced =
+        Paced::new(description(path), Ahead::start("file", player, layout)?, settings.window_ns, settings.interval_ns);
     Ok(Box::new(Played { paced, network: network_of(settings.passphrase.as_deref()) }))
+}
+
+/// What it calls itself.
+pub fn description(path: &Path) -> String {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    described("file", &absolute.to_string_lossy())
 }
 
 /// What [`open`] would refuse a path for. Changes nothing, and starts nothing.

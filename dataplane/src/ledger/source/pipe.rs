@@ -60,6 +60,11 @@ pub fn open(settings: &PipeSettings) -> Box<dyn Source> {
     Box::new(Piped::new(command))
 }
 
+/// What it calls itself.
+pub fn description(command: &str) -> String {
+    described("pipe", command)
+}
+
 /// What is started, and how it is spoken of.
 pub(super) struct Command {
     /// `pipe` or `captive`.

@@ -42,10 +42,15 @@ impl Maker for Generator {
 pub fn open(settings: &SyntheticSettings, layout: Layout) -> Result<Box<dyn Source>, SourceError> {
     let SyntheticSettings { start, count, bytes, shape, window_ns, interval_ns } = *settings;
     let run = Synthetic::new(start, count, bytes, shape).map_err(|error| SourceError(error.to_string()))?;
+    let ahead = Ahead::start("synthetic", Generator(run), layout)?;
+    Ok(Box::new(Paced::new(description(shape, bytes), ahead, window_ns, interval_ns)))
+}
+
+/// What it calls itself.
+pub fn description(shape: Shape, bytes: u64) -> String {
     let shape = match shape {
         Shape::Noise => "noise",
         Shape::Compressible => "compressible",
     };
-    let ahead = Ahead::start("synthetic", Generator(run), layout)?;
-    Ok(Box::new(Paced::new(format!("synthetic {shape} {bytes}"), ahead, window_ns, interval_ns)))
+    format!("synthetic {shape} {bytes}")
 }
