@@ -74,30 +74,57 @@ pub fn segment_name(number: u64, uuid: &[u8; 16]) -> String {
     format!("{number:010}-{:02x}{:02x}{:02x}{:02x}{SEALED_SUFFIX}", uuid[0], uuid[1], uuid[2], uuid[3])
 }
 
+/// Readings of a directory that changes each time, until the last one is taken as it is.
+const LIST_TRIES: u32 = 32;
+
 /// The segment files of a directory, oldest first: by number, names that are not ours before them by time.
+///
+/// A segment that gets its final name meanwhile can be missed: its old name is gone when it is looked at, its new one was not
+/// there yet when the directory was read. So the directory is read until two readings agree.
 pub fn list(directory: &Path) -> Result<Vec<SegmentFile>, StoreError> {
-    use std::os::unix::fs::MetadataExt;
+    let mut paths = segment_paths(directory)?;
+    for _ in 0..LIST_TRIES {
+        let files: Vec<SegmentFile> = paths.iter().filter_map(|path| look(path)).collect();
+        let before = std::mem::replace(&mut paths, segment_paths(directory)?);
+        if files.len() == before.len() && before == paths {
+            return Ok(sorted(files));
+        }
+    }
+    Ok(sorted(paths.iter().filter_map(|path| look(path)).collect()))
+}
+
+fn sorted(mut files: Vec<SegmentFile>) -> Vec<SegmentFile> {
+    files.sort_by(|a, b| (a.number, a.modified_ns, &a.path).cmp(&(b.number, b.modified_ns, &b.path)));
+    files
+}
+
+/// The paths that are segments by name, in order.
+fn segment_paths(directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let io = |source| StoreError::io("list", directory, source);
-    let mut files = Vec::new();
+    let mut paths = Vec::new();
     for entry in fs::read_dir(directory).map_err(io)? {
         let path = entry.map_err(io)?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        let sealed = name.ends_with(SEALED_SUFFIX);
-        if !sealed && !name.ends_with(PARTIAL_SUFFIX) {
-            continue;
+        let name = path.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| name.ends_with(SEALED_SUFFIX) || name.ends_with(PARTIAL_SUFFIX)) {
+            paths.push(path);
         }
-        // A file may vanish or get its final name between the listing and this.
-        let Ok(metadata) = fs::metadata(&path) else { continue };
-        files.push(SegmentFile {
-            number: name.split_once('-').and_then(|(number, _)| number.parse().ok()),
-            sealed,
-            disk_bytes: metadata.blocks() * 512,
-            modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
-            path,
-        });
     }
-    files.sort_by(|a, b| (a.number, a.modified_ns, &a.path).cmp(&(b.number, b.modified_ns, &b.path)));
-    Ok(files)
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+/// `None` when it has gone, or has another name now.
+fn look(path: &Path) -> Option<SegmentFile> {
+    use std::os::unix::fs::MetadataExt;
+    let name = path.file_name()?.to_str()?;
+    let metadata = fs::metadata(path).ok()?;
+    Some(SegmentFile {
+        number: name.split_once('-').and_then(|(number, _)| number.parse().ok()),
+        sealed: name.ends_with(SEALED_SUFFIX),
+        disk_bytes: metadata.blocks() * 512,
+        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+        path: path.into(),
+    })
 }
 
 /// Deletes the oldest sealed segments, one at a time, looking at the directory and the file system again after each,

@@ -296,7 +296,7 @@ mod tests {
     fn what_cannot_be_listened_on_is_told_what_to_do() {
         let taken = listen(&"127.0.0.1:0".parse().expect("an address")).expect("any port");
         let taken = local_address(taken.as_fd()).map(|address| (taken, address)).expect("bound");
-        let error = |address: &SocketAddr| listen(address).err().expect("it cannot");
+        let error = |address: &SocketAddr| listen(address).map(drop).expect_err("it cannot");
         assert!(unbound(&error(&taken.1)).starts_with("take another port"));
         // TEST-NET-1 is no host's (RFC 5737).
         let foreign = error(&"192.0.2.1:7400".parse().expect("an address"));

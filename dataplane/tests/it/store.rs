@@ -468,6 +468,26 @@ fn two_writers_on_one_directory_are_refused() {
     SyncStore::create(directory.path(), small()).unwrap().close().unwrap();
 }
 
+/// A seal renames its segment. Whoever lists the directory at that moment must not miss it.
+#[test]
+fn a_segment_that_gets_its_final_name_is_listed() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = |number: u64, ending: &str| directory.path().join(format!("{number:010}-00000000.tri{ending}"));
+    (1..=40).for_each(|number| drop(fs::File::create(name(number, ".partial")).unwrap()));
+    std::thread::scope(|scope| {
+        let seals = scope.spawn(|| {
+            for number in 1..=40 {
+                fs::rename(name(number, ".partial"), name(number, "")).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        });
+        while !seals.is_finished() {
+            assert_eq!(list(directory.path()).unwrap().len(), 40);
+        }
+    });
+    assert!(list(directory.path()).unwrap().iter().all(|file| file.sealed));
+}
+
 #[test]
 fn a_reader_follows_a_store_that_is_being_written() {
     let directory = tempfile::tempdir().unwrap();
