@@ -257,10 +257,12 @@ struct Shelf {
 const SHELF_HEADER_BYTES: usize = 192;
 const SHELF_SLOT_WORDS: usize = 16;
 const SHELF_BYTES: u64 = SHELF_HEADER_BYTES as u64 + CAPACITY * SHELF_SLOT_WORDS as u64 * 8;
+/// Never written: a shelf lies in the run's own folder, where nothing is to be replaced.
+const SHELF_MAGIC: u64 = 0x5348_454c_4621_0001;
 
 impl Shelf {
     fn create(path: &Path) -> Shelf {
-        Shelf::of(RingFile::create(path, SHELF_BYTES, 0o600).expect("a file"))
+        Shelf::of(RingFile::create(path, SHELF_BYTES, 0o600, SHELF_MAGIC).expect("a file"))
     }
 
     fn open(path: &Path) -> Shelf {
