@@ -624,9 +624,10 @@ impl Node {
         let mut tally = tools.tally;
         self.count(&mut tally);
         tools.tally = tally;
-        let durable: Vec<u32> = match self.keeper.durable() {
-            Some(durable) => (self.hub.bounds().0..=durable).collect(),
-            None => Vec::new(),
+        // Where all that was kept has grown too old, nothing is: the latest durable ledger is one that has left.
+        let durable: Vec<u32> = match (self.keeper.durable(), self.hub.bounds().0) {
+            (None, _) | (_, 0) => Vec::new(),
+            (Some(durable), oldest) => (oldest..=durable).collect(),
         };
         let opened = self.disk.crash(tools);
         let latest_run = opened.iter().rev().find(|segment| !segment.records.is_empty());
