@@ -624,10 +624,12 @@ impl Node {
         let mut tally = tools.tally;
         self.count(&mut tally);
         tools.tally = tally;
-        // Where all that was kept has grown too old, nothing is: the latest durable ledger is one that has left.
-        let durable: Vec<u32> = match (self.keeper.durable(), self.hub.bounds().0) {
-            (None, _) | (_, 0) => Vec::new(),
-            (Some(durable), oldest) => (oldest..=durable).collect(),
+        // A full disk or a ledger out of order can make all that was kept leave: then nothing is promised any more.
+        let all_left =
+            self.hub.bounds().0 == 0 && (self.keeper.counters().made_room > 0 || self.hub.counters().resets > 0);
+        let durable: Vec<u32> = match self.keeper.durable() {
+            Some(durable) if !all_left => (self.hub.bounds().0..=durable).collect(),
+            _ => Vec::new(),
         };
         let opened = self.disk.crash(tools);
         let latest_run = opened.iter().rev().find(|segment| !segment.records.is_empty());
