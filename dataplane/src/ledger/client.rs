@@ -40,8 +40,8 @@ pub enum ClientError {
         /// The field's value.
         value: String,
     },
-    /// Flows of one ledger that do not fit together although each was legal: one of them was begun again, with other chunks.
-    #[error("the flows of ledger {sequence} do not fit together after one of them began it again: {error}")]
+    /// Flows of one ledger that do not fit together although each was legal: they are of two emissions, with other chunks.
+    #[error("the flows of ledger {sequence} do not fit together, it was begun more than once: {error}")]
     Mixed {
         /// The ledger.
         sequence: u32,
@@ -190,7 +190,7 @@ pub struct Client {
     flows_max: usize,
     /// The first ledger that the lines were asked for; `None` at the tip until it begins.
     first: Option<u32>,
-    /// A flow has begun the ledger at hand again.
+    /// The flows' messages of the ledger at hand are of more than one emission.
     again: bool,
     /// The run of the connection before, once a ledger of it was verified.
     run: Option<Option<String>>,
@@ -514,6 +514,10 @@ impl Client {
             match self.merge.judge(due, &message)? {
                 Verdict::Take => {}
                 Verdict::Drop => return Ok(None),
+                Verdict::Other => {
+                    self.again = true;
+                    return Ok(None);
+                }
                 Verdict::Again => {
                     self.again = true;
                     self.assembler.discarded();
@@ -528,7 +532,7 @@ impl Client {
         Ok(Some(completed))
     }
 
-    /// Where a flow began again, what does not fit may be nobody's fault: a source that began anew cuts other chunks.
+    /// Where a ledger was begun more than once, what does not fit may be nobody's fault: a source that began anew cuts other chunks.
     fn judge_mixed(&self, error: StreamError) -> ClientError {
         match (error, self.assembler.open()) {
             (StreamError::Protocol(error), Some(sequence)) if self.again => ClientError::Mixed { sequence, error },

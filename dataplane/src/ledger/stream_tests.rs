@@ -1136,7 +1136,19 @@ fn a_flow_that_begins_again_with_other_chunks_is_another_attempt_and_no_fault() 
     client.line(0).feed(&shared_out(&world, 0, 2));
     let error = client.advance().expect_err("they do not fit together");
     assert!(matches!(error, ClientError::Mixed { sequence: 1, .. }) && error.is_retryable(), "{error}");
-    // Without a second beginning it is the server's fault.
+    // The same where flow 1 has nothing of the second emission yet: its BEGIN is another one.
+    let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
+    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
+    client.connect_flow(1, &url, None, [4; 24]);
+    answer_line(&mut client, 1, RUN, offer);
+    let emitted = Begin { sequence: 1, emit_start_ns: 1 };
+    client.line(1).feed(Encoded::begin(&emitted).frame());
+    let of_world = shared_out(&world, 1, 2);
+    client.line(1).feed(&of_world[begun[0].frame().len()..]);
+    client.line(0).feed(&shared_out(&other, 0, 2));
+    let error = client.advance().expect_err("they do not fit together");
+    assert!(matches!(error, ClientError::Mixed { sequence: 1, .. }) && error.is_retryable(), "{error}");
+    // Of one emission it is the server's fault.
     let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
     assert!(matches!(client.advance(), Ok(Advanced::Wait)));
     client.connect_flow(1, &url, None, [4; 24]);
