@@ -178,6 +178,20 @@ impl Run {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("it runs");
     }
 
+    /// Stops it, and waits until each of its threads is: the signal's sender does not.
+    pub fn halt(&self) {
+        self.signal(Signal::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        until("all of its threads are stopped", || {
+            let mut tasks = std::fs::read_dir(&tasks).expect("it runs");
+            let stopped = tasks.all(|task| {
+                let stat = std::fs::read_to_string(task.expect("a task").path().join("stat")).expect("it runs");
+                stat.rsplit_once(')').expect("a name").1.starts_with(" T")
+            });
+            stopped.then_some(())
+        });
+    }
+
     /// Its exit code, if it has ended by itself.
     pub fn ended(&mut self) -> Option<i32> {
         self.child.try_wait().expect("a child of ours").map(|status| status.code().unwrap_or(-1))

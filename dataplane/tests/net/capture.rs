@@ -495,7 +495,7 @@ fn a_stopped_process_loses_what_it_counts_and_goes_on_by_itself() {
         };
         send(200, Duration::from_micros(100));
         run.until("captured", |status| emitted(status) > 100);
-        run.signal(Signal::SIGSTOP);
+        run.halt();
         let stopped = Instant::now();
         while stopped.elapsed() < Duration::from_secs(2) {
             send(100, Duration::from_micros(500));

@@ -117,7 +117,7 @@ fn churn(directory: &Path, copy: &Shm) {
 /// Everything that may happen, once.
 fn faults(run: &Run, directory: &Path, side: &Veth, copy: &Shm) {
     churn(directory, copy);
-    run.signal(Signal::SIGSTOP);
+    run.halt();
     clock::sleep(Duration::from_millis(700));
     run.signal(Signal::SIGCONT);
     let before = emitted(&run.status());
