@@ -40,8 +40,9 @@ pub enum ClientError {
         /// The field's value.
         value: String,
     },
-    /// Flows of one ledger that do not fit together although each was legal: they are of two emissions, with other chunks.
-    #[error("the flows of ledger {sequence} do not fit together, it was begun more than once: {error}")]
+    /// Flows of one ledger that do not fit together although each was legal. They may be of two emissions, with other chunks: the next
+    /// connection is one alone, and judges.
+    #[error("the flows of ledger {sequence} do not fit together: {error}")]
     Mixed {
         /// The ledger.
         sequence: u32,
@@ -190,8 +191,10 @@ pub struct Client {
     flows_max: usize,
     /// The first ledger that the lines were asked for; `None` at the tip until it begins.
     first: Option<u32>,
-    /// The flows' messages of the ledger at hand are of more than one emission.
-    again: bool,
+    /// Most flows of this connection: [`Client::flows_max`], or 1 after flows that did not fit together.
+    flows_now: usize,
+    /// The flows of the connection before did not fit together.
+    mixed: bool,
     /// The run of the connection before, once a ledger of it was verified.
     run: Option<Option<String>>,
     run_now: Option<String>,
@@ -218,8 +221,9 @@ impl Client {
             lines: vec![Line::new(limits.chunk_bytes_max)],
             merge: Merge::new(1),
             flows_max: flows.clamp(1, FLOWS_MAX),
+            flows_now: 1,
+            mixed: false,
             first: None,
-            again: false,
             run: None,
             run_now: None,
         })
@@ -231,13 +235,13 @@ impl Client {
         self.assembler.cut();
         self.lines.iter_mut().for_each(|line| _ = line.disconnected());
         self.merge = Merge::new(1);
-        self.again = false;
+        self.flows_now = if std::mem::take(&mut self.mixed) { 1 } else { self.flows_max };
         let rest = self.assembler.rest();
         self.first = (!rest.is_tip()).then_some(rest.start());
         let mut target = url.target(&rest);
         // A stranger's `id` would be taken for that of a subscription.
-        if self.flows_max > 1 && !url.has_parameter("id") {
-            target = target.replacen('?', &format!("?flows={}&", self.flows_max), 1);
+        if self.flows_now > 1 && !url.has_parameter("id") {
+            target = target.replacen('?', &format!("?flows={}&", self.flows_now), 1);
         }
         self.lines[0].connect(url, &target, authorization, nonce);
     }
@@ -251,7 +255,7 @@ impl Client {
     /// Flows of the connection that stands.
     fn flows(&self) -> usize {
         let offer = self.lines[0].offer().filter(|_| self.lines[0].is_streaming());
-        offer.map_or(1, |offer| offer.max.min(self.flows_max))
+        offer.map_or(1, |offer| offer.max.min(self.flows_now))
     }
 
     /// The connection for a further flow is there, from 1 to [`Client::lines`] − 1 (asserted).
@@ -494,7 +498,6 @@ impl Client {
                 Ok(None) => {}
                 Ok(Some(false)) => return Ok(Advanced::Message),
                 Ok(Some(true)) => {
-                    self.again = false;
                     self.run = Some(self.run_now.clone());
                     return Ok(Advanced::Ledger);
                 }
@@ -514,12 +517,7 @@ impl Client {
             match self.merge.judge(due, &message)? {
                 Verdict::Take => {}
                 Verdict::Drop => return Ok(None),
-                Verdict::Other => {
-                    self.again = true;
-                    return Ok(None);
-                }
                 Verdict::Again => {
-                    self.again = true;
                     self.assembler.discarded();
                     return Ok(None);
                 }
@@ -532,10 +530,20 @@ impl Client {
         Ok(Some(completed))
     }
 
-    /// Where a ledger was begun more than once, what does not fit may be nobody's fault: a source that began anew cuts other chunks.
-    fn judge_mixed(&self, error: StreamError) -> ClientError {
+    /// Chunks of two emissions of a ledger, which its source may have cut otherwise when it began anew, look alike: a flow that was ahead
+    /// holds those of the first. What shows only once they are joined may be nobody's fault.
+    fn judge_mixed(&mut self, error: StreamError) -> ClientError {
+        use AssemblyError::{Bytes, Checksum, ChunkCount, LedgerBytes};
         match (error, self.assembler.open()) {
-            (StreamError::Protocol(error), Some(sequence)) if self.again => ClientError::Mixed { sequence, error },
+            (
+                StreamError::Protocol(
+                    error @ (Bytes { .. } | Checksum { .. } | ChunkCount { .. } | LedgerBytes { .. }),
+                ),
+                Some(sequence),
+            ) if self.merge.flows() > 1 => {
+                self.mixed = true;
+                ClientError::Mixed { sequence, error }
+            }
             (error, _) => error.into(),
         }
     }

@@ -353,10 +353,12 @@ impl Keeper {
         self.queue.is_empty() && self.open.is_none() && self.in_flight.is_none() && self.doomed.is_empty()
     }
 
-    /// The latest ledger that is durable, and with it all before it that are kept. `None` before the first sync of this
-    /// process, and for good after a sync that failed (what the kernel then forgets it tells only once).
+    /// The latest ledger that is durable and kept, and with it all before it that are kept. `None` before the first sync of this
+    /// process, while none of those is kept any more, and for good after a sync that failed (what the kernel then forgets it tells
+    /// only once).
     pub fn durable(&self) -> Option<u32> {
-        self.durable.filter(|_| !self.sync_failed)
+        let first = self.records.front()?.stored.sequence;
+        self.durable.filter(|durable| first <= *durable && !self.sync_failed)
     }
 
     /// What was counted.

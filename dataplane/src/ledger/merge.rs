@@ -4,11 +4,11 @@
 //! one of them, and that flow's chunks then come again. So the next chunk is always the next thing on one flow, and a
 //! reader that takes only from that one needs no queue: what the others have waits in their sockets.
 //!
-//! Chunks of two emissions of a ledger have the same bytes unless its source began anew with other cuts; then they do not fit together.
-//! That there are two shows in a second BEGIN on one flow, or in other stamps on two of them (a replay's are zero).
+//! Chunks of two emissions have the same bytes unless the source began anew with other cuts, which shows only in the ledger's length and
+//! checksum.
 
 use super::assemble::AssemblyError;
-use crate::wire::ledger::{Begin, End, Message};
+use crate::wire::ledger::{End, Message};
 
 /// The answer's field that offers several flows (the server's extension; a peer's server has none).
 pub const FLOWS_FIELD: &str = "Sluice-Flows";
@@ -50,8 +50,6 @@ pub enum Verdict {
     Drop,
     /// As [`Verdict::Drop`]: the flow begins the ledger at hand again.
     Again,
-    /// As [`Verdict::Drop`]: the flow's ledger at hand is of another emission than the first flow's, by its BEGIN.
-    Other,
 }
 
 /// Where one flow is.
@@ -69,8 +67,8 @@ enum At {
 #[derive(Debug)]
 pub struct Merge {
     flows: Vec<At>,
-    /// BEGIN of the ledger at hand, as the first flow has it.
-    open: Option<Begin>,
+    /// The ledger at hand.
+    open: Option<u32>,
     /// Its chunk that comes next.
     next: u32,
     /// END of the ledger before, whose other ENDs still come.
@@ -101,19 +99,13 @@ impl Merge {
     pub fn judge(&mut self, flow: usize, message: &Message<'_>) -> Result<Verdict, AssemblyError> {
         assert_eq!(flow, self.due(), "only the flow that is due is read");
         match message {
-            Message::Begin(begin) => self.begin(flow, *begin),
+            Message::Begin(begin) => self.begin(flow, begin.sequence),
             Message::Chunk(header, _) => self.chunk(flow, header.sequence, header.index),
             Message::End(end) => self.end(flow, end),
         }
     }
 
-    /// The ledger at hand.
-    fn open(&self) -> Option<u32> {
-        self.open.map(|begin| begin.sequence)
-    }
-
-    fn begin(&mut self, flow: usize, begin: Begin) -> Result<Verdict, AssemblyError> {
-        let found = begin.sequence;
+    fn begin(&mut self, flow: usize, found: u32) -> Result<Verdict, AssemblyError> {
         let again = match self.flows[flow] {
             At::Inside { sequence, .. } if sequence != found => {
                 return Err(AssemblyError::OtherBegin { open: sequence, found });
@@ -123,17 +115,14 @@ impl Merge {
         };
         let verdict = match self.open {
             // Of the ledger before: its other flows were faster.
-            _ if again && self.open() != Some(found) => Verdict::Drop,
+            _ if again && self.open != Some(found) => Verdict::Drop,
             // A flow that no chunk of the last ledgers was on is read only now, and still at one that is complete.
-            Some(open) if found < open.sequence => Verdict::Drop,
-            Some(open) if open.sequence != found => {
-                return Err(AssemblyError::OtherBegin { open: open.sequence, found });
-            }
+            Some(open) if found < open => Verdict::Drop,
+            Some(open) if open != found => return Err(AssemblyError::OtherBegin { open, found }),
             Some(_) if again => Verdict::Again,
-            Some(open) if open != begin => Verdict::Other,
             Some(_) => Verdict::Drop,
             None => {
-                (self.open, self.next) = (Some(begin), 0);
+                (self.open, self.next) = (Some(found), 0);
                 Verdict::Take
             }
         };
@@ -149,7 +138,7 @@ impl Merge {
             return Err(AssemblyError::ChunkIndex { sequence: found, expected, found: index });
         }
         *chunks += 1;
-        if self.open() != Some(found) || index < self.next {
+        if self.open != Some(found) || index < self.next {
             return Ok(Verdict::Drop);
         }
         self.next = index.saturating_add(1);
@@ -164,7 +153,7 @@ impl Merge {
             return Err(AssemblyError::ChunkCount { sequence, stated: end.chunks, received });
         }
         self.flows[flow] = At::Between;
-        if self.open() == Some(sequence) {
+        if self.open == Some(sequence) {
             if self.next != end.chunks {
                 return Err(AssemblyError::ChunkCount { sequence, stated: end.chunks, received: self.next });
             }
@@ -198,7 +187,7 @@ impl Merge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ledger::{ChunkHeader, Codec};
+    use crate::wire::ledger::{Begin, ChunkHeader, Codec};
 
     fn begin(sequence: u32) -> Message<'static> {
         Message::Begin(Begin { sequence, emit_start_ns: 0 })
@@ -267,15 +256,6 @@ mod tests {
             assert_eq!(Offer::parse(value), expected, "{value:?}");
         }
         assert_eq!(Offer::parse(&format!("max=2; id={}", "x".repeat(ID_BYTES_MAX + 1))), None);
-    }
-
-    #[test]
-    fn flows_of_two_emissions_are_told_from_those_of_one() {
-        use Verdict::{Drop, Other, Take};
-        let emitted = |emit_start_ns| Message::Begin(Begin { sequence: 7, emit_start_ns });
-        let mut merge = Merge::new(3);
-        judge(&mut merge, &[(0, emitted(5), Take), (0, chunk(7, 0), Take), (1, emitted(4), Other)]);
-        judge(&mut merge, &[(1, chunk(7, 1), Take), (2, emitted(5), Drop), (2, chunk(7, 2), Take)]);
     }
 
     /// A small generator, so that a seed replays a run.

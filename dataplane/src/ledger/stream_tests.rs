@@ -1118,7 +1118,7 @@ fn flows_of_two_runs_are_never_joined_and_a_lost_group_is_asked_for_anew() {
 }
 
 #[test]
-fn a_flow_that_begins_again_with_other_chunks_is_another_attempt_and_no_fault() {
+fn flows_that_do_not_fit_together_are_judged_by_one_connection_alone() {
     let offer = "max=2; id=ab";
     let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
     assert!(matches!(client.advance(), Ok(Advanced::Wait)));
@@ -1136,25 +1136,17 @@ fn a_flow_that_begins_again_with_other_chunks_is_another_attempt_and_no_fault() 
     client.line(0).feed(&shared_out(&world, 0, 2));
     let error = client.advance().expect_err("they do not fit together");
     assert!(matches!(error, ClientError::Mixed { sequence: 1, .. }) && error.is_retryable(), "{error}");
-    // The same where flow 1 has nothing of the second emission yet: its BEGIN is another one.
-    let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
+    // One connection alone is tried next: what does not fit there is the server's fault.
+    client.connect(&url, None, [5; 24]);
+    assert!(!String::from_utf8_lossy(client.output()).contains("flows="));
+    answer_line(&mut client, 0, RUN, offer);
     assert!(matches!(client.advance(), Ok(Advanced::Wait)));
-    client.connect_flow(1, &url, None, [4; 24]);
-    answer_line(&mut client, 1, RUN, offer);
-    let emitted = Begin { sequence: 1, emit_start_ns: 1 };
-    client.line(1).feed(Encoded::begin(&emitted).frame());
-    let of_world = shared_out(&world, 1, 2);
-    client.line(1).feed(&of_world[begun[0].frame().len()..]);
-    client.line(0).feed(&shared_out(&other, 0, 2));
-    let error = client.advance().expect_err("they do not fit together");
-    assert!(matches!(error, ClientError::Mixed { sequence: 1, .. }) && error.is_retryable(), "{error}");
-    // Of one emission it is the server's fault.
-    let (mut client, url) = offered(range(1, 0), 2, RUN, offer);
-    assert!(matches!(client.advance(), Ok(Advanced::Wait)));
-    client.connect_flow(1, &url, None, [4; 24]);
-    answer_line(&mut client, 1, RUN, offer);
-    client.line(1).feed(&shared_out(&other, 1, 2));
-    client.line(0).feed(&shared_out(&world, 0, 2));
-    let error = client.advance().expect_err("they do not fit together");
+    assert_eq!(client.lines(), 1);
+    let end = other.hub.flow().expect("a flow").messages().last().expect("an end");
+    [&begun[0], &begun[1], end].iter().for_each(|message| client.feed(message.frame()));
+    let error = client.advance().expect_err("it does not fit");
     assert!(!error.is_retryable(), "{error}");
+    // After another end as many as before are asked for.
+    client.connect(&url, None, [6; 24]);
+    assert!(String::from_utf8_lossy(client.output()).contains("flows=2"));
 }

@@ -61,6 +61,9 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// Seeds that fail in each thread before it gives up.
+const FAILED_MAX: usize = 5;
+
 /// Runs the seeds that were asked for, or so many; what they came through must be everything that is possible.
 pub fn all_seeds(seeds: u64, world: impl Fn(u64) -> Result<Tally, String> + Sync, met: impl Fn(&mut Tally) -> bool) {
     let seeds = match number("SLUICE_SEED") {
@@ -71,24 +74,29 @@ pub fn all_seeds(seeds: u64, world: impl Fn(u64) -> Result<Tally, String> + Sync
     // Seeds do not know of each other: each thread takes every so many-th.
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
     let part = |first: usize| {
-        let mut sum = Tally::default();
+        let (mut sum, mut failed) = (Tally::default(), Vec::new());
         for seed in seeds.clone().skip(first).step_by(threads) {
-            sum.add(&world(seed).map_err(|what| format!("SLUICE_SEED={seed}: {what}"))?);
+            match world(seed) {
+                Ok(tally) => sum.add(&tally),
+                Err(what) => failed.push(format!("SLUICE_SEED={seed}: {what}")),
+            }
+            if failed.len() == FAILED_MAX {
+                break;
+            }
         }
-        Ok(sum)
+        (sum, failed)
     };
-    let sums: Vec<Result<Tally, String>> = std::thread::scope(|scope| {
+    let parts: Vec<(Tally, Vec<String>)> = std::thread::scope(|scope| {
         let part = &part;
         let running: Vec<_> = (0..threads).map(|first| scope.spawn(move || part(first))).collect();
         running.into_iter().map(|thread| thread.join().expect("a panic inside is caught")).collect()
     });
-    let mut all = Tally::default();
-    for sum in sums {
-        match sum {
-            Err(what) => panic!("{what}"),
-            Ok(sum) => all.add(&sum),
-        }
+    let (mut all, mut failed) = (Tally::default(), Vec::new());
+    for (sum, mut of_part) in parts {
+        all.add(&sum);
+        failed.append(&mut of_part);
     }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
     println!("{all:?}");
     assert!(!many || met(&mut all), "something was never met: {all:?}");
 }

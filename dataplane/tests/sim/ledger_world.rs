@@ -9,7 +9,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use sluice::ledger::assemble::{AssemblyError, Limits, StreamError};
 use sluice::ledger::chunker::{Chunker, Cut};
-use sluice::ledger::client::{Advanced, Client, ClientError, Polled};
+use sluice::ledger::client::{Advanced, Client, ClientError, Polled, Truncated};
 use sluice::ledger::compress::Packer;
 use sluice::ledger::event::Item;
 use sluice::ledger::hub::{Hub, Kept, Outcome, Stored, held_bytes};
@@ -143,10 +143,11 @@ pub struct Tally {
     pub relay_gaps: u64,
     pub corrupted: u64,
     pub fallbacks: u64,
+    pub mixed: u64,
 }
 
 impl Tally {
-    pub fn fields(&mut self) -> [&mut u64; 25] {
+    pub fn fields(&mut self) -> [&mut u64; 26] {
         let Tally {
             ledgers: a,
             live: b,
@@ -173,8 +174,9 @@ impl Tally {
             relay_gaps: w,
             corrupted: x,
             fallbacks: y,
+            mixed: z,
         } = self;
-        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y]
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z]
     }
 
     pub fn add(&mut self, other: &Tally) {
@@ -193,13 +195,22 @@ pub struct Tools {
     pub tally: Tally,
     /// Ledgers by the first byte of their run's identity and their sequence.
     ledgers: HashMap<(u8, u32), Rc<[u8]>>,
+    /// How often the source began each of them.
+    emitted: HashMap<(u8, u32), u32>,
     url: Url,
 }
 
 impl Tools {
     pub fn new(random: Pcg64Mcg, bug: Bug, plan: Plan) -> Tools {
         let url = Url::parse("ws://h:8462").expect("a URL");
-        Tools { random, bug, now: 1, faults: true, plan, tally: Tally::default(), ledgers: HashMap::new(), url }
+        let (ledgers, emitted) = (HashMap::new(), HashMap::new());
+        Tools { random, bug, now: 1, faults: true, plan, tally: Tally::default(), ledgers, emitted, url }
+    }
+
+    /// Whether a client's flows of a ledger are of two emissions: its source has begun it more than once.
+    fn may_be_mixed(&self, client: &Client, sequence: u32) -> bool {
+        let run = id_of(client.run().expect("our servers tell it"))[0];
+        self.emitted.get(&(run, sequence)).is_some_and(|times| *times > 1)
     }
 
     pub fn chance(&mut self, one_in: u32) -> bool {
@@ -415,8 +426,7 @@ pub struct Node {
     names: Vec<String>,
     pub feed: Feed,
     door: Entrance,
-    /// In the announced run no ledger before this is to come any more.
-    floor: u32,
+    floor: Floor,
     /// Turns until a server that drains is gone.
     draining: Option<u32>,
     /// The ledger of which a relay has passed on chunks that are not what was sent.
@@ -443,7 +453,7 @@ impl Node {
                 entered: None,
                 refused: 0,
             },
-            floor: 0,
+            floor: Floor::default(),
             draining: None,
             tainted: None,
         }
@@ -481,7 +491,8 @@ impl Node {
                     self.keeper.reset(self.run.clone());
                 }
                 if self.announced != run {
-                    (self.announced, self.floor) = (run, 0);
+                    self.floor.leave(&self.announced);
+                    self.announced = run;
                 }
             }
             Item::Finished(outcome, _) => self.hub.finish(outcome),
@@ -514,6 +525,7 @@ impl Node {
             let declared = tools.random.random::<bool>().then_some(bytes.len() as u64);
             source.chunker.begin(sequence, declared).expect("begins");
             self.hub.begin(&Begin { sequence, emit_start_ns: tools.now });
+            *tools.emitted.entry((self.run.id[0], sequence)).or_default() += 1;
             (source.rest, source.at) = (Some(bytes), 0);
             return;
         };
@@ -563,7 +575,7 @@ impl Node {
         if self.names.last() != Some(&self.announced) {
             self.names.push(self.announced.clone());
         }
-        self.floor = self.floor.max(oldest).max(self.hub.open_sequence().unwrap_or(latest + 1));
+        self.floor.now = self.floor.now.max(oldest).max(self.hub.open_sequence().unwrap_or(latest + 1));
     }
 
     fn write(&mut self, tools: &mut Tools) {
@@ -624,13 +636,8 @@ impl Node {
         let mut tally = tools.tally;
         self.count(&mut tally);
         tools.tally = tally;
-        // A full disk or a ledger out of order can make all that was kept leave: then nothing is promised any more.
-        let all_left =
-            self.hub.bounds().0 == 0 && (self.keeper.counters().made_room > 0 || self.hub.counters().resets > 0);
-        let durable: Vec<u32> = match self.keeper.durable() {
-            Some(durable) if !all_left => (self.hub.bounds().0..=durable).collect(),
-            _ => Vec::new(),
-        };
+        let durable: Vec<u32> =
+            self.keeper.durable().map(|durable| (self.hub.bounds().0..=durable).collect()).unwrap_or_default();
         let opened = self.disk.crash(tools);
         let latest_run = opened.iter().rev().find(|segment| !segment.records.is_empty());
         let run = latest_run.map(|segment| segment.header.run.clone());
@@ -688,16 +695,34 @@ impl Node {
                 **relay = Relay::new(latest, tools);
             }
         }
+        self.floor.leave(&self.announced);
         announce(&self.run, &mut self.announced, &mut self.floor, tools.bug);
-        self.floor = 0;
         Ok(())
     }
 }
 
-fn announce(run: &Run, announced: &mut String, floor: &mut u32, bug: Bug) {
+/// What leaves retention in a run leaves it for good, until its server leaves the run or dies.
+#[derive(Default)]
+struct Floor {
+    /// No ledger before this is to come any more.
+    now: u32,
+    /// The highest before, under each name of a run: a name can come back.
+    before: HashMap<String, u32>,
+}
+
+impl Floor {
+    fn leave(&mut self, run: &str) {
+        let floor = std::mem::take(&mut self.now);
+        let before = self.before.entry(run.into()).or_default();
+        *before = floor.max(*before);
+    }
+}
+
+fn announce(run: &Run, announced: &mut String, floor: &mut Floor, bug: Bug) {
     let run = run.to_string();
     if *announced != run && bug != Bug::RunHidden {
-        (*announced, *floor) = (run, 0);
+        floor.leave(announced);
+        *announced = run;
     }
 }
 
@@ -1114,6 +1139,11 @@ impl Relay {
                 }
                 self.begin_anew(oldest, node.announced.clone(), node, tools)
             }
+            ClientError::Mixed { sequence, .. } => {
+                tools.tally.mixed += 1;
+                let may_be = self.peer.corrupted || tools.may_be_mixed(&self.peer.client, sequence);
+                if may_be { Ok(()) } else { Err(error.to_string()) }
+            }
             error if error.is_retryable() => Ok(()),
             error if self.peer.corrupted => {
                 self.over = true;
@@ -1290,23 +1320,30 @@ impl Subscriber {
         let (oldest, latest) = node.hub.bounds();
         let retry = error.is_retryable();
         let is_true = match &error {
+            // A relay passes chunks on before it knows them to be good; where it begins the ledger again because of it, another flow may give
+            // the good END first.
+            ClientError::Mixed { sequence, .. } => {
+                self.peer.corrupted || tools.may_be_mixed(&self.peer.client, *sequence)
+            }
             _ if retry => true,
             // Retention only moves on; another run has its own bounds.
             ClientError::TooFarBehind { requested, .. } => {
-                let told_by_another = self.peer.client.run() != Some(&node.announced);
-                told_by_another || *requested < node.floor.max(oldest) && node.hub.kept(*requested).is_none()
+                let run = self.peer.client.run();
+                let told_by_another = run != Some(&node.announced);
+                let told_before = run.and_then(|run| node.floor.before.get(run)).is_some_and(|floor| requested < floor);
+                told_by_another
+                    || told_before
+                    || *requested < node.floor.now.max(oldest) && node.hub.kept(*requested).is_none()
             }
             ClientError::RunChanged { now: Some(now), .. } => {
                 self.run.as_ref().is_some_and(|run| run != now) && node.names.contains(now)
             }
-            // A relay passes chunks on before it knows them to be good; what it never does is to say that they were.
+            // It never says that they were good.
             ClientError::Stream(StreamError::Protocol(AssemblyError::Unpack { .. })) => self.peer.corrupted,
-            // Where the ledger was begun again because of it, another flow may give the good END first.
-            ClientError::Stream(StreamError::Protocol(AssemblyError::Checksum { .. })) if self.flows > 1 => {
-                self.peer.corrupted
-            }
-            ClientError::Truncated(_) => {
-                node.hub.outcome().is_some() && self.range.end().is_some_and(|end| end > latest)
+            ClientError::Truncated(why) => {
+                // What the ledger at hand came of was dropped for another run, or for want of space.
+                let is_gone = matches!(why, Truncated::Inside { sequence } if node.hub.kept(*sequence).is_none());
+                node.hub.outcome().is_some() && (is_gone || self.range.end().is_some_and(|end| end > latest))
             }
             _ => false,
         };
@@ -1320,6 +1357,7 @@ impl Subscriber {
             ClientError::RunChanged { .. } => &mut tally.run_changed,
             ClientError::Truncated(_) => &mut tally.truncated,
             ClientError::Stream(_) => &mut tally.corrupted,
+            ClientError::Mixed { .. } => &mut tally.mixed,
             ClientError::Closed { code: Some(1012), reason } if reason == "server draining" => &mut tally.drained,
             _ => &mut tally.resumed,
         } += 1;
