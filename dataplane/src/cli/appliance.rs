@@ -117,6 +117,37 @@ pub enum Ending {
     Fault(String),
 }
 
+/// The three jobs' workers, each with its core's name, and what is told of them.
+struct Jobs {
+    workers: Vec<(String, Box<dyn Worker>)>,
+    capture: CapturePlan,
+    stores: Vec<Arc<StoreView>>,
+    rings: RingStatus,
+    ledger: Option<(Arc<LedgerStatus>, Reload)>,
+}
+
+impl Jobs {
+    fn plan(
+        config: &Config,
+        counts: &QueueCounts,
+        doorbells: &BTreeMap<String, Arc<Doorbell>>,
+        interfaces: &[HostInterface],
+    ) -> Result<Jobs, Failure> {
+        let mut capture = plan(config, counts, doorbells, |queue| open_queue(interfaces, queue), publisher)
+            .map_err(Failure::usage)?;
+        let mut workers = std::mem::take(&mut capture.workers);
+        let stores = plan_stores(config, doorbells, &mut capture, &mut workers)?;
+        let rings = ring::plan::plan(config).map_err(Failure::usage)?;
+        workers.extend(rings.workers);
+        let ledger = ledger::plan::plan(config, doorbells).map_err(Failure::host)?;
+        let ledger = ledger.map(|planned| {
+            workers.extend(planned.workers);
+            (planned.status, planned.reload)
+        });
+        Ok(Jobs { workers, capture, stores, rings: rings.status, ledger })
+    }
+}
+
 impl Appliance {
     /// Prepares everything, starts the cores, attaches the programs and opens the gate.
     ///
@@ -132,28 +163,19 @@ impl Appliance {
         }
         // It answers "starting" from here on; should the start fail, it ends with this function.
         let board = Arc::new(HealthBoard::default());
-        let control = ControlServer::start(config.control.listen, board.clone()).map_err(Failure::host)?;
+        let control =
+            ControlServer::start(config.control.listen, &config.control.hosts, board.clone()).map_err(Failure::host)?;
         let doorbells = doorbells(config)?;
         let interfaces = look_up(config)?;
         let counts: QueueCounts = interfaces.iter().map(|i| (i.config.name.clone(), i.queues)).collect();
-        let mut planned = plan(config, &counts, &doorbells, |queue| open_queue(&interfaces, queue), publisher)
-            .map_err(Failure::usage)?;
-        let mut workers = std::mem::take(&mut planned.workers);
-        let stores = plan_stores(config, &doorbells, &mut planned, &mut workers)?;
-        let rings = ring::plan::plan(config).map_err(Failure::usage)?;
-        workers.extend(rings.workers);
-        let ledger = ledger::plan::plan(config, &doorbells).map_err(Failure::host)?;
-        let ledger = ledger.map(|planned| {
-            workers.extend(planned.workers);
-            (planned.status, planned.reload)
-        });
+        let Jobs { workers, capture, stores, rings, ledger } = Jobs::plan(config, &counts, &doorbells, &interfaces)?;
         let held = hold(config, &interfaces)?;
         let names: Vec<(&str, &str)> = workers.iter().map(|(core, worker)| (core.as_str(), worker.name())).collect();
         let topology = Topology::new(config, &counts, &names);
         let launched = launch(cores(config, &doorbells, workers)).map_err(|error| Failure::host(error.to_string()))?;
         let attached = attach(&interfaces).and_then(|modes| {
             privileges::give_up(config)?;
-            let (capture, mut sources) = status(planned, &interfaces, modes, &stores, rings.status);
+            let (capture, mut sources) = status(capture, &interfaces, modes, &stores, rings);
             let seen = watch(config, launched.pulses(), &interfaces, &capture, &mut sources)?;
             Ok((capture, sources, seen))
         });

@@ -501,6 +501,8 @@ pub struct Control {
     pub stall: Span,
     /// Listen beyond this host, though whoever reaches the server is answered.
     pub insecure: bool,
+    /// Names of this host by which it may be asked beside its own, such as its name in the DNS.
+    pub hosts: Vec<String>,
     /// What is logged: a level, or levels by module.
     pub log: String,
     /// The form of a log line.
@@ -521,6 +523,7 @@ impl Default for Control {
             drain: Span(std::time::Duration::from_secs(10)),
             stall: Span(std::time::Duration::from_secs(10)),
             insecure: false,
+            hosts: Vec::new(),
             log: "info".into(),
             log_format: LogFormat::Auto,
         }

@@ -43,8 +43,23 @@ fn check_control(config: &Config, findings: &mut Findings) {
             ),
         );
     }
+    for host in control.hosts.iter().filter(|host| !is_host_name(host)) {
+        findings.add(
+            "control: hosts",
+            format!(
+                "has \"{host}\": a name of this host alone is meant, such as \"box7.example.net\", without a scheme, a port or a path (addresses are answered anyway)"
+            ),
+        );
+    }
     range(findings, "control: drain".into(), control.drain, DRAIN_MIN, CONTROL_MAX);
     range(findings, "control: stall".into(), control.stall, STALL_MIN, CONTROL_MAX);
+}
+
+/// Whether a text is a name as DNS and resolvers have it: labels of letters, digits, `-` and `_` between points.
+fn is_host_name(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(legal);
+    text.len() <= 253 && text.strip_suffix('.').unwrap_or(text).split('.').all(label)
 }
 
 fn check_sockets(config: &Config, findings: &mut Findings) {
@@ -256,8 +271,15 @@ mod tests {
     #[test]
     fn what_two_sections_cannot_both_have_is_told_with_both_names() {
         assert_eq!(check(&parse(ALL).expect("parses")), []);
+        let named = ALL.replace("[control]", "[control]\nhosts = [\"box7.example.net\", \"box_7.\"]");
+        assert_eq!(check(&parse(&named).expect("parses")), []);
         for (from, to, told) in [
             ("127.0.0.1:9480", "0.0.0.0:9480", "control: listen: is \"0.0.0.0:9480\", which other hosts reach"),
+            (
+                "[control]",
+                "[control]\nhosts = [\"box7:9480\"]",
+                "control: hosts: has \"box7:9480\": a name of this host",
+            ),
             (
                 "0.0.0.0:7400",
                 "127.0.0.1:9480",

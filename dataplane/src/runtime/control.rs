@@ -25,8 +25,8 @@ const TURN_WAIT: Duration = Duration::from_millis(50);
 const FRESH_NS: i64 = 100_000_000;
 
 /// What a request is told that names another host.
-const MISDIRECTED: &str = "this server answers only to an address, to localhost and to its host's own name: a web page may not \
-                           read it by a name of its own; ask by the address of control.listen\n";
+const MISDIRECTED: &str = "this server answers only to an address, to localhost, to its host's own name and to those of \
+                           control.hosts: a web page may not read it by a name of its own; ask by the address of control.listen\n";
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -56,11 +56,12 @@ pub struct ControlServer {
 
 impl ControlServer {
     /// Binds `listen` and answers until dropped: at first from `board` alone, then from what [`ControlServer::show`] is
-    /// given. A few times a second it looks at the sources' health.
+    /// given. A few times a second it looks at the sources' health. Beside addresses and the host's own name, requests may name
+    /// one of `hosts`.
     ///
     /// # Errors
     /// Names the address when it cannot be bound.
-    pub fn start(listen: SocketAddr, board: Arc<HealthBoard>) -> Result<ControlServer, String> {
+    pub fn start(listen: SocketAddr, hosts: &[String], board: Arc<HealthBoard>) -> Result<ControlServer, String> {
         let failed = |error: std::io::Error| {
             format!("control.listen = \"{listen}\": {error}; {} (port 0 takes any free one)", tcp::unbound(&error))
         };
@@ -75,7 +76,7 @@ impl ControlServer {
             board,
             status: Fresh::default(),
             metrics: Fresh::default(),
-            own_name: host::name(),
+            own_names: std::iter::once(host::name()).chain(hosts.iter().cloned()).collect(),
         };
         let (began, begun) = crossbeam_channel::bounded(1);
         let thread = std::thread::Builder::new()
@@ -155,8 +156,8 @@ struct Desk {
     board: Arc<HealthBoard>,
     status: Fresh,
     metrics: Fresh,
-    /// This host's name.
-    own_name: String,
+    /// This host's name, and those that its owner gave it.
+    own_names: Vec<String>,
 }
 
 impl Desk {
@@ -169,7 +170,7 @@ impl Desk {
             let body = Arc::from(&b"only GET and HEAD\n"[..]);
             return Answer { status: "405 Method Not Allowed", kind: TEXT, fields: "Allow: GET, HEAD\r\n", body };
         }
-        if !request.host.is_none_or(|host| is_own(host, &self.own_name)) {
+        if !request.host.is_none_or(|host| is_own(host, &self.own_names)) {
             return refusal("421 Misdirected Request", MISDIRECTED);
         }
         let whole = |kind, body| Answer { status: "200 OK", kind, fields: "", body };
@@ -206,10 +207,10 @@ fn refusal(status: &'static str, text: &str) -> Answer {
     Answer { status, kind: TEXT, fields: "", body: Arc::from(text.as_bytes()) }
 }
 
-/// Whether a request may have been meant for this server: its host is an address, `localhost` or this host's own name. Any other
+/// Whether a request may have been meant for this server: its host is an address, `localhost` or one of this host's own names. Any other
 /// name may be one of somebody's who made it lead here, so that his web page, in the browser of who can reach this server, may
 /// read what it answers (DNS rebinding).
-fn is_own(host: &str, own_name: &str) -> bool {
+fn is_own(host: &str, own_names: &[String]) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.ends_with(']') => name,
         _ => host,
@@ -221,8 +222,8 @@ fn is_own(host: &str, own_name: &str) -> bool {
     );
     // A name may end with the root's point.
     let name = name.strip_suffix('.').unwrap_or(name);
-    let own = !own_name.is_empty() && name.eq_ignore_ascii_case(own_name);
-    address || own || name.eq_ignore_ascii_case("localhost")
+    let own = |own: &String| !own.is_empty() && name.eq_ignore_ascii_case(own.strip_suffix('.').unwrap_or(own));
+    address || own_names.iter().any(own) || name.eq_ignore_ascii_case("localhost")
 }
 
 /// `ok`, or 503 and a line for each reason.
@@ -324,7 +325,9 @@ mod tests {
 
     fn running() -> Running {
         let board = Arc::new(HealthBoard::default());
-        let server = ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), board.clone()).expect("starts");
+        let server =
+            ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), &["dns.example".into()], board.clone())
+                .expect("starts");
         let job = Arc::new(Job { lost: AtomicU64::new(0) });
         let mut sources = Sources::default();
         sources.add(job.clone());
@@ -364,7 +367,8 @@ mod tests {
     #[test]
     fn the_probes_say_their_reasons() {
         let board = Arc::new(HealthBoard::default());
-        let server = ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), board).expect("starts");
+        let server = ControlServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), &["dns.example".into()], board)
+            .expect("starts");
         let starting = get(server.address(), "/readyz");
         assert!(starting.starts_with("HTTP/1.1 503") && starting.contains("starting: the cores"), "{starting}");
         assert!(get(server.address(), "/healthz").ends_with("\r\n\r\nok\n"));
@@ -404,7 +408,13 @@ mod tests {
             stream.read_to_string(&mut answer).expect("reads");
             answer
         };
-        for host in ["", "Host: localhost\r\n", &format!("Host: {address}\r\n"), "host: [::1]:9480\r\n"] {
+        for host in [
+            "",
+            "Host: localhost\r\n",
+            &format!("Host: {address}\r\n"),
+            "host: [::1]:9480\r\n",
+            "Host: dns.example\r\n",
+        ] {
             assert!(asked(host).starts_with("HTTP/1.1 200"), "{host:?}");
         }
         let refused = asked("Host: rebound.example:9480\r\n");
@@ -416,6 +426,7 @@ mod tests {
 
     #[test]
     fn only_addresses_and_names_of_this_host_are_its_own() {
+        let names = ["box7".to_string(), "box7.desk.".into()];
         for host in [
             "127.0.0.1",
             "127.0.0.1:9480",
@@ -426,8 +437,9 @@ mod tests {
             "LocalHost:80",
             "box7",
             "BOX7.:9480",
+            "box7.desk:9480",
         ] {
-            assert!(is_own(host, "box7"), "{host}");
+            assert!(is_own(host, &names), "{host}");
         }
         for host in [
             "",
@@ -448,15 +460,16 @@ mod tests {
             "localhost ",
             "127.0.0.1/x",
         ] {
-            assert!(!is_own(host, "box7"), "{host:?}");
+            assert!(!is_own(host, &names), "{host:?}");
         }
-        assert!(!is_own("", "") && !is_own(".", ""), "a host without a name owns none");
+        let nameless = [String::new()];
+        assert!(!is_own("", &nameless) && !is_own(".", &nameless), "a host without a name owns none");
     }
 
     #[test]
     fn a_taken_address_is_named() {
         let Running { server, .. } = running();
-        let told = ControlServer::start(server.address(), Arc::default()).err().expect("it is taken");
+        let told = ControlServer::start(server.address(), &[], Arc::default()).err().expect("it is taken");
         assert!(
             told.contains(&format!("control.listen = \"{}\"", server.address())) && told.contains("port 0"),
             "{told}"
