@@ -74,6 +74,7 @@ fn steps(run: &mut Run) -> Result<(), String> {
         let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
         shell::run(&mut shell::cargo(&args))
     })?;
+    run.step("features", |_| features())?;
     run.step("tidy", |_| crate::tidy::run())?;
     // Nothing else runs beside tests.
     run.step("bare root", |_| root.join().map_err(|_| "the thread that makes it panicked".into()))?;
@@ -90,6 +91,18 @@ fn steps(run: &mut Run) -> Result<(), String> {
     run.step("bench smoke", |_| match bench::targets()?.is_empty() {
         true => Ok(()),
         false => shell::run(&mut shell::cargo(&["test", "--quiet", "-p", "sluice", "--all-features", "--benches"])),
+    })
+}
+
+/// Sets of features of the library that hold the others and are built by themselves; `ring` and `ledger-client` are by the tests of
+/// outside consumers.
+const FEATURES: [&str; 3] = ["capture", "mirror", "ledger"];
+
+/// The library as a program takes it that wants one job: with all features at once a missing one does not show.
+fn features() -> Result<(), String> {
+    FEATURES.iter().try_for_each(|feature| {
+        let args = ["clippy", "--quiet", "-p", "sluice", "--lib", "--no-default-features", "--features", feature];
+        shell::run(shell::cargo(&args).args(["--", "-D", "warnings"]))
     })
 }
 

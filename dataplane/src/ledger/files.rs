@@ -69,18 +69,24 @@ pub fn warn_files(config: &Config) -> Vec<Finding> {
         ("upstream_token_file", serve.upstream_token_file.as_deref()),
     ];
     let of_follow = |field: &str| field.starts_with("upstream") && serve.source != LedgerSource::Follow;
-    let mut warnings: Vec<Finding> = secrets
-        .into_iter()
-        .filter(|(field, _)| !of_follow(field))
-        .filter_map(|(field, path)| Some(finding(field, open_secret(path?)?)))
-        .collect();
-    #[cfg(feature = "ledger-tls")]
-    for (field, path) in [("cert", &serve.cert), ("upstream_ca", &serve.upstream_ca)] {
-        let now = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(crate::sys::clock::utc_ns().max(0) as u64);
-        let told = path.as_deref().filter(|_| !of_follow(field)).and_then(|path| super::validity::warning(path, now));
-        warnings.extend(told.map(|what| finding(field, what)));
-    }
-    warnings
+    let secrets = secrets.into_iter().filter(|(field, _)| !of_follow(field));
+    let secrets = secrets.filter_map(|(field, path)| Some(finding(field, open_secret(path?)?)));
+    let certificates = [("cert", serve.cert.as_deref()), ("upstream_ca", serve.upstream_ca.as_deref())];
+    let certificates = certificates.into_iter().filter(|(field, _)| !of_follow(field));
+    secrets.chain(certificates.filter_map(|(field, path)| Some(finding(field, validity(path?)?)))).collect()
+}
+
+/// What is wrong with the time that a file's certificates are for.
+#[cfg(feature = "ledger-tls")]
+fn validity(path: &Path) -> Option<String> {
+    let now = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(crate::sys::clock::utc_ns().max(0) as u64);
+    super::validity::warning(path, now)
+}
+
+/// Nothing is read here that knows certificates; `check` tells that they cannot be used.
+#[cfg(not(feature = "ledger-tls"))]
+fn validity(_path: &Path) -> Option<String> {
+    None
 }
 
 /// A missing key is the file's own matter: what is here is looked at.

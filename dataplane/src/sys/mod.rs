@@ -17,7 +17,7 @@ pub mod file;
 pub mod frames;
 #[cfg(feature = "ring")]
 pub mod futex;
-#[cfg(feature = "capture")]
+#[cfg(feature = "runtime")]
 pub mod host;
 #[cfg(feature = "capture")]
 mod netlink;
@@ -29,7 +29,7 @@ pub mod nic;
 pub mod own;
 #[cfg(feature = "capture")]
 pub mod packet_tx;
-#[cfg(feature = "ledger-client")]
+#[cfg(any(feature = "runtime", feature = "ledger-client"))]
 pub mod poll;
 #[cfg(feature = "runtime")]
 pub mod privilege;
