@@ -79,9 +79,7 @@ pub fn run(args: Args) -> Result<(), String> {
 
 fn build() -> Result<PathBuf, String> {
     shell::run(&mut shell::cargo(&["build", "--release", "-p", "sluice"]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| shell::root().join("target"), PathBuf::from);
-    let target = if target.is_absolute() { target } else { shell::root().join(target) };
-    Ok(target.join("release/sluice"))
+    Ok(shell::target_folder().join("release/sluice"))
 }
 
 struct Demo {

@@ -18,6 +18,7 @@ mod docs;
 mod fetch;
 mod golden;
 mod install;
+mod machine;
 mod net;
 mod page;
 mod setup;

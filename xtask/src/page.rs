@@ -1,18 +1,11 @@
 //! What the test of the status page needs beside a browser: the packages of `dataplane/tests/page/package.json`, installed
 //! by npm under the target folder, so that nothing of them lies in the tree.
 
-use std::path::PathBuf;
 
 use crate::shell;
 
 /// The files that say what is installed.
 const MANIFESTS: [&str; 2] = ["package.json", "package-lock.json"];
-
-/// Where cargo builds.
-fn target() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    shell::root().join(target)
-}
 
 /// Installs the packages unless these very ones are there. Says nothing when nothing is missing.
 pub fn ensure() {
@@ -25,7 +18,7 @@ pub fn ensure() {
 }
 
 fn install() -> Result<(), String> {
-    let folder = target().join("page");
+    let folder = shell::target_folder().join("page");
     let wanted = MANIFESTS.map(|name| std::fs::read_to_string(shell::root().join("dataplane/tests/page").join(name)));
     let installed = |(name, wanted): (&str, &std::io::Result<String>)| {
         wanted.as_ref().is_ok_and(|wanted| std::fs::read_to_string(folder.join(name)).is_ok_and(|is| is == *wanted))

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::machine::cpu_times;
 use crate::{bench, shell};
 
 /// What test binaries said of themselves.
@@ -33,7 +34,7 @@ struct Run {
 
 /// Runs the task.
 pub fn run() -> Result<(), String> {
-    let (started, stolen) = (Instant::now(), stolen_ticks());
+    let (started, before) = (Instant::now(), cpu_times());
     let mut run = Run { tally: Tally::default(), times: Vec::new() };
     let result = steps(&mut run);
     println!();
@@ -43,7 +44,8 @@ pub fn run() -> Result<(), String> {
     println!("{:<12} {:>7.1} s", "all", started.elapsed().as_secs_f64());
     if result.is_err() {
         // A host that took the CPUs away explains a bound that was missed.
-        let stolen = (stolen_ticks() - stolen) as f64 / 100.0;
+        // In ticks of 10 ms.
+        let stolen = cpu_times().0.saturating_sub(before.0) as f64 / 100.0;
         println!("CPU time stolen by the host meanwhile: {stolen:.1} s");
     }
     for line in &run.tally.skipped {
@@ -58,12 +60,6 @@ pub fn run() -> Result<(), String> {
     }
     std::io::stdout().flush().ok();
     result
-}
-
-/// Steal time of all CPUs since boot, in ticks of 10 ms (proc(5): the eighth number of /proc/stat).
-fn stolen_ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    stat.split_whitespace().nth(8).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
 fn steps(run: &mut Run) -> Result<(), String> {

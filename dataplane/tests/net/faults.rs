@@ -143,6 +143,32 @@ fn residue(status: &Value) -> u64 {
     status["capture"]["residue"].as_u64().expect("a number")
 }
 
+/// So many rounds of faults under load; resident KiB and descriptors after each.
+fn rounds_of_faults(
+    run: &Run,
+    directory: &Path,
+    sides: [&Veth; 2],
+    copy: &Shm,
+    rounds: usize,
+) -> (Vec<u64>, Vec<usize>) {
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (mut resident, mut open) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        // Frames leave through this namespace's interfaces: the thread is made in it.
+        let _load = Load(&stop);
+        scope.spawn(|| load(7, sides, BODY_BYTES, &stop, &sent));
+        run.until("messages come", |status| emitted(status) > 1_000);
+        for round in 0..rounds {
+            faults(run, directory, sides[0], copy);
+            open.push(idle_descriptors(run));
+            resident.push(resident_kib(run.id()));
+            eprintln!("round {round}: {} KiB resident, {} descriptors", resident[round], open[round]);
+        }
+    });
+    eprintln!("{} segments a side", sent.load(Ordering::Relaxed));
+    (resident, open)
+}
+
 #[test]
 fn under_load_and_faults_nothing_is_lost_uncounted_and_nothing_leaks() {
     netns::run(|| {
@@ -159,20 +185,7 @@ fn under_load_and_faults_nothing_is_lost_uncounted_and_nothing_leaks() {
             ..Config::default()
         };
         let run = Run::start(directory, &config);
-        let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-        let (mut resident, mut open) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            // Frames leave through this namespace's interfaces: the thread is made in it.
-            let _load = Load(&stop);
-            scope.spawn(|| load(7, [&a, &b], BODY_BYTES, &stop, &sent));
-            run.until("messages come", |status| emitted(status) > 1_000);
-            for _ in 0..3 {
-                faults(&run, directory, &a, &copy);
-                open.push(idle_descriptors(&run));
-                resident.push(resident_kib(run.id()));
-            }
-        });
-        eprintln!("{} segments a side; resident KiB {resident:?}, descriptors {open:?}", sent.load(Ordering::Relaxed));
+        let (resident, open) = rounds_of_faults(&run, directory, [&a, &b], &copy, 3);
         assert!(open[2] <= open[1] + DESCRIPTORS_MORE_MAX, "descriptors after each round: {open:?}");
         assert!(resident[2] <= resident[1] + GROWTH_KIB_MAX, "KiB after each round: {resident:?}");
         run.until("what is in flight arrives", |status| residue(status) == 0);
@@ -371,19 +384,7 @@ fn soak_memory_and_descriptors_stay_flat_over_many_rounds() {
             ..Config::default()
         };
         let run = Run::start(directory, &config);
-        let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-        let (mut resident, mut open) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            let _load = Load(&stop);
-            scope.spawn(|| load(7, [&a, &b], BODY_BYTES, &stop, &sent));
-            run.until("messages come", |status| emitted(status) > 1_000);
-            for round in 0..SOAK_ROUNDS {
-                faults(&run, directory, &a, &copy);
-                open.push(idle_descriptors(&run));
-                resident.push(resident_kib(run.id()));
-                eprintln!("round {round}: {} KiB resident, {} descriptors", resident[round], open[round]);
-            }
-        });
+        let (resident, open) = rounds_of_faults(&run, directory, [&a, &b], &copy, SOAK_ROUNDS);
         let (grows, most) = (slope(&resident[SOAK_WARM_UP..]), open[SOAK_WARM_UP..].iter().max().expect("rounds"));
         eprintln!("{grows:.1} KiB a round over {} rounds", SOAK_ROUNDS - SOAK_WARM_UP);
         assert!(grows <= SOAK_KIB_A_ROUND_MAX, "{grows:.1} KiB a round: {resident:?}");

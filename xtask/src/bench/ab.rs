@@ -7,9 +7,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::figures::{cpu_times, steal_between};
 use super::stats::{self, Comparison};
 use super::{bench_of, figures};
+use crate::machine::{cpu_times, steal_between};
 use crate::shell;
 
 /// Arguments of `cargo xtask bench ab`.
@@ -39,7 +39,7 @@ const CRITERION: [&str; 7] = ["--warm-up-time", "0.5", "--measurement-time", "1"
 /// Runs the task.
 pub fn run(args: Args) -> Result<(), String> {
     let commits = [commit(&args.old)?, commit(&args.new)?];
-    let folder = figures::target_folder().join("bench-ab");
+    let folder = shell::target_folder().join("bench-ab");
     let sides = [Side::checkout(&folder, "old", &commits[0])?, Side::checkout(&folder, "new", &commits[1])?];
     let result = compare(&args, &sides);
     if !args.keep {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::shell;
+use crate::{machine, shell};
 
 /// Load above which nothing is recorded: less than one process was runnable on average in the minute before.
 pub const LOAD_MAX: f64 = 1.0;
@@ -235,7 +235,7 @@ pub fn run(only: Option<&str>) -> Result<(), String> {
     shell::run(&mut shell::cargo(&["bench", "-p", "sluice", "--no-run"]))?;
     shell::run(&mut shell::cargo(&["build", "--release", "-p", "sluice"]))?;
     let load = await_idle();
-    let (before, mut run) = (cpu_times(), Run::default());
+    let (before, mut run) = (machine::cpu_times(), Run::default());
     for (name, part) in &parts {
         eprintln!("figures: {name}");
         if let Err(what) = part(&mut run) {
@@ -243,7 +243,7 @@ pub fn run(only: Option<&str>) -> Result<(), String> {
             run.skipped.push(format!("{name}: {what}"));
         }
     }
-    let steal_percent = steal_between(before, cpu_times());
+    let steal_percent = machine::steal_between(before, machine::cpu_times());
     print!("{}", run.table());
     for skipped in &run.skipped {
         println!("not measured: {skipped}");
@@ -263,31 +263,12 @@ pub fn run(only: Option<&str>) -> Result<(), String> {
 pub fn await_idle() -> f64 {
     let started = Instant::now();
     loop {
-        let load = load();
+        let load = machine::load();
         if load <= LOAD_MAX || started.elapsed() > IDLE_PATIENCE {
             return load;
         }
         std::thread::sleep(Duration::from_secs(5));
     }
-}
-
-pub fn load() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(f64::MAX)
-}
-
-/// (stolen, all) ticks of all CPUs so far.
-pub fn cpu_times() -> (u64, u64) {
-    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let line = text.lines().next().unwrap_or_default();
-    let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|tick| tick.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; what follows is contained in user.
-    (ticks.get(7).copied().unwrap_or(0), ticks.iter().take(8).sum())
-}
-
-pub fn steal_between(before: (u64, u64), after: (u64, u64)) -> f64 {
-    let all = after.1.saturating_sub(before.1).max(1);
-    after.0.saturating_sub(before.0) as f64 * 100.0 / all as f64
 }
 
 impl Run {
@@ -307,7 +288,7 @@ impl Run {
     fn criterion(&mut self, file: &str, wanted: &[&str]) -> Result<(), String> {
         let filter: Vec<String> = wanted.iter().map(|name| format!("^{name}")).collect();
         self.command(&mut shell::cargo(&["bench", "-p", "sluice", "--bench", file, "--", &filter.join("|")]))?;
-        for found in criterion_samples(&target_folder().join("criterion")) {
+        for found in criterion_samples(&shell::target_folder().join("criterion")) {
             if wanted.iter().any(|name| found.0.starts_with(name)) {
                 self.add(found.0, found.1);
             }
@@ -342,7 +323,7 @@ impl Run {
         if !day.is_file() {
             return Err(format!("{} is not there: set SLUICE_DATA", day.display()));
         }
-        let program = target_folder().join("release/sluice");
+        let program = shell::target_folder().join("release/sluice");
         for _ in 0..REPEATS {
             for cores in ["1", "2"] {
                 let mut command = shell::command(&program);
@@ -540,10 +521,6 @@ fn iteration_times(folder: &Path) -> Option<(String, Vec<f64>)> {
 
 fn data_folder() -> PathBuf {
     std::env::var_os("SLUICE_DATA").map_or_else(|| shell::root().join("../shared/data"), PathBuf::from)
-}
-
-pub fn target_folder() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| shell::root().join("target"), PathBuf::from)
 }
 
 /// A part's record stands beside that of the whole.

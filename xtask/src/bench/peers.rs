@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::figures;
 use super::plot::{self, Line, Range, Spread};
 use super::stats::{self, Verdict};
-use crate::shell;
+use crate::{machine, shell};
 
 /// Arguments of `cargo xtask bench peers`.
 #[derive(clap::Args)]
@@ -59,8 +59,8 @@ pub fn run(args: Args) -> Result<(), String> {
     }
     shell::run(&mut shell::cargo(&["build", "--quiet", "--release", "-p", "sluice"]))?;
     let rings = if wanted("rings") { Some(build_rings(!args.without_aeron, &mut about)?) } else { None };
-    let load = if args.short { figures::load() } else { figures::await_idle() };
-    let before = figures::cpu_times();
+    let load = if args.short { machine::load() } else { figures::await_idle() };
+    let before = machine::cpu_times();
     if captures {
         let tables = PARTS[..2].iter().filter(|part| wanted(part)).copied().collect::<Vec<_>>().join(",");
         read_trials(&mut capture_command(&args, &tables), &mut trials, &mut about)?;
@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<(), String> {
         read_trials(&mut rings_command(&args, &program), &mut trials, &mut about)?;
     }
     record["load_before"] = json!(load);
-    record["steal_percent"] = json!(figures::steal_between(before, figures::cpu_times()));
+    record["steal_percent"] = json!(machine::steal_between(before, machine::cpu_times()));
     record["label"] = json!("a virtual machine, veth: software paths, not a NIC");
     record["about"] = json!(about);
     record["trials"] = json!(trials);
@@ -94,8 +94,8 @@ fn lines_of(record: &Value) -> String {
 fn capture_command(args: &Args, tables: &str) -> Command {
     let mut python = shell::command("python3");
     python.args(["bench/peers/capture.py", "--veth", "--tables", tables, "--sluice"]);
-    python.arg(figures::target_folder().join("release/sluice"));
-    python.arg("--out").arg(figures::target_folder().join("bench-peers"));
+    python.arg(shell::target_folder().join("release/sluice"));
+    python.arg("--out").arg(shell::target_folder().join("bench-peers"));
     match args.short {
         true => python.args(["--rates", "10k,20k", "--seconds", "0.2", "--rounds", "2", "--refutations", "1"]),
         false => python.args(["--rounds", &args.rounds.to_string()]),
@@ -114,7 +114,7 @@ fn rings_command(args: &Args, program: &Path) -> Command {
 
 /// Builds the rings' peers, with Aeron if that can be had in time; says so if not.
 fn build_rings(aeron: bool, about: &mut Vec<Value>) -> Result<PathBuf, String> {
-    let target = figures::target_folder().join("bench-peers-rings");
+    let target = shell::target_folder().join("bench-peers-rings");
     let cargo = |features: &[&str]| {
         let mut cargo = shell::cargo(&["build", "--quiet", "--release", "--manifest-path", "bench/peers/Cargo.toml"]);
         cargo.args(features).env("CARGO_TARGET_DIR", &target);
@@ -166,9 +166,13 @@ fn read_trials(command: &mut Command, trials: &mut Vec<Value>, about: &mut Vec<V
     for text in BufReader::new(child.stdout.take().expect("stdout is piped")).lines() {
         let text = text.map_err(|error| format!("\"{line}\": {error}"))?;
         let Some((kind, value)) = text.split_once(' ') else { continue };
-        let Ok(value) = serde_json::from_str::<Value>(value) else { continue };
+        let Ok(mut value) = serde_json::from_str::<Value>(value) else { continue };
         match kind {
             "trial" => {
+                // A record is of a method and a machine, not of one run's folders.
+                if let Some(command) = value["command"].as_str().map(without_folders) {
+                    value["command"] = json!(command);
+                }
                 eprintln!("  {}", brief(&value));
                 trials.push(value);
             }
@@ -180,7 +184,7 @@ fn read_trials(command: &mut Command, trials: &mut Vec<Value>, about: &mut Vec<V
         }
     }
     let status = child.wait().map_err(|error| format!("\"{line}\": {error}"))?;
-    about.push(json!({"command": line, "seconds": started.elapsed().as_secs()}));
+    about.push(json!({"command": without_folders(&line), "seconds": started.elapsed().as_secs()}));
     status.success().then_some(()).ok_or_else(|| format!("\"{line}\" failed ({status})"))
 }
 
