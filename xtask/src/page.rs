@@ -1,7 +1,6 @@
 //! What the test of the status page needs beside a browser: the packages of `dataplane/tests/page/package.json`, installed
 //! by npm under the target folder, so that nothing of them lies in the tree.
 
-
 use crate::shell;
 
 /// The files that say what is installed.
