@@ -69,6 +69,8 @@ pub struct Config<'a> {
     pub store: &'a str,
     pub control: &'a str,
     pub groups: Vec<String>,
+    /// The arbiter is on the queue's core, and the store alone on the other.
+    pub store_alone: bool,
 }
 
 impl Default for Config<'_> {
@@ -80,6 +82,7 @@ impl Default for Config<'_> {
             store: "segment = \"8MiB\"",
             control: "",
             groups: vec![format!("{GROUP}:{PORT}")],
+            store_alone: false,
         }
     }
 }
@@ -89,6 +92,7 @@ impl Config<'_> {
         let cpus = cpu::allowed();
         let (first, last) = (cpus[0], *cpus.last().expect("at least one CPU"));
         let work = if first == last { "rx" } else { "work" };
+        let arbiter = if self.store_alone { "rx" } else { work };
         let mut text = format!("[[core]]\nname = \"rx\"\ncpu = {first}\n");
         if first != last {
             text += &format!("[[core]]\nname = \"work\"\ncpu = {last}\n");
@@ -96,7 +100,7 @@ impl Config<'_> {
         for side in &self.sides {
             text += &format!("[[interface]]\nname = \"{side}\"\ncores = [\"rx\"]\n{}\n", self.interface);
         }
-        text += &format!("[[feed]]\nname = \"deep\"\nprotocol = \"iex-tp\"\ncore = \"{work}\"\nstore = \"main\"\n");
+        text += &format!("[[feed]]\nname = \"deep\"\nprotocol = \"iex-tp\"\ncore = \"{arbiter}\"\nstore = \"main\"\n");
         text += &format!("{}\n", self.feed);
         for (name, side) in ["A", "B"].iter().zip(&self.sides) {
             let groups = &self.groups;

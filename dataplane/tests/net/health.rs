@@ -10,8 +10,9 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use sluice::sys::clock;
 
-use super::appliance::{CONTROL, Config, Publisher, Run, emitted, output, queues, until, workspace};
+use super::appliance::{CONTROL, Config, Publisher, Run, emitted, number, output, queues, until, workspace};
 use super::capture::SmallDisk;
+use super::stall::Held;
 use crate::common::netns::{self, Raw, Veth};
 
 /// The whole answer to one path.
@@ -126,6 +127,46 @@ fn a_full_disk_is_told_and_over_when_there_is_room() {
         // What was lost stays a reason for a minute after the last loss.
         unhealthy("store_losing: ");
         assert_eq!(told(&run, "store_full"), 2, "one line as it began, one as it ended: {}", run.log());
+        run.stop();
+    });
+}
+
+#[test]
+fn messages_that_a_stopped_store_does_not_take_are_told() {
+    netns::run(|| {
+        let folder = workspace();
+        let veth = Veth::new("v", 1, 1500);
+        let feed = "link = 1024\nhold = \"50ms\"";
+        let config = Config {
+            sides: vec![&veth.inside],
+            feed,
+            control: "stall = \"60s\"",
+            store_alone: true,
+            ..Config::default()
+        };
+        let run = Run::start(folder.path(), &config);
+        let (sender, mut publisher) = (Raw::sender(&veth.outside), Publisher::new(7, 120));
+        let mut send = |frames: u64| (0..frames).for_each(|_| sender.send(&publisher.frame(1)));
+        send(10);
+        run.until("stored", |status| status["stores"][0]["stored"].as_u64() > Some(0));
+        let held = Held::new(run.id(), "sluice-work");
+        // More than the link to the store holds, and slow enough for the arbiter.
+        for _ in 0..40 {
+            send(100);
+            clock::sleep(Duration::from_millis(5));
+        }
+        unhealthy("messages_lost: feed \"deep\": messages could not be handed to its store or ring (");
+        drop(held);
+        let lost = |status: &Value| {
+            let ranges = status["capture"]["not_handed_to_store"].as_array().expect("ranges").iter();
+            let messages = |range: &Value| number(range, "last") - number(range, "first") + 1;
+            number(&status["capture"], "not_handed_unlisted") + ranges.map(messages).sum::<u64>()
+        };
+        let status = run.until("the store goes on", |status| {
+            let stored = status["stores"][0]["stored"].as_u64().expect("a count");
+            stored + lost(status) == emitted(status) && status["capture"]["residue"] == 0
+        });
+        assert!(lost(&status) > 1_000, "{}", lost(&status));
         run.stop();
     });
 }

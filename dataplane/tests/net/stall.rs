@@ -9,10 +9,10 @@ use super::appliance::{Config, Publisher, Run, detached, emitted, output, stored
 use crate::common::netns::{self, Raw, Veth};
 
 /// A thread that is held still by the thread of the test. Dropped, it is let go.
-struct Held(Pid);
+pub struct Held(Pid);
 
 impl Held {
-    fn new(process: u32, name: &str) -> Held {
+    pub fn new(process: u32, name: &str) -> Held {
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
         let of = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
         let found = tasks.flatten().find(|task| of(task).trim() == name);
