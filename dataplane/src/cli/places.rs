@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, Finding, LedgerSource};
+use crate::sys::file;
 use crate::sys::privilege::{self, Identity, Rights};
 
 /// A directory, and the key that names it.
@@ -81,12 +82,27 @@ pub fn look(config: &Config, user: Option<&Identity>) -> Refused {
         match nearest(&place) {
             Err(what) => refused.impossible.push(Finding { key: place.key, what }),
             Ok(nearest) => {
+                refused.impossible.extend(too_small(config, &place, &nearest));
                 let denied = writer.denied(&place, &nearest);
                 refused.denied.extend(denied.map(|what| Finding { key: place.key, what }));
             }
         }
     }
     refused
+}
+
+/// A store that is to leave more free than its file system has.
+fn too_small(config: &Config, place: &Place, nearest: &Path) -> Option<Finding> {
+    let store = config.stores.iter().find(|store| store.path == place.directory)?;
+    let total = file::space(nearest).ok()?.total_bytes;
+    (store.free_min.0 > total).then(|| Finding {
+        key: format!("store \"{}\": free_min", store.name),
+        what: format!(
+            "is {} bytes, but the file system of \"{}\" has {total} in all: no deletion can reach that; lower it",
+            store.free_min.0,
+            nearest.display()
+        ),
+    })
 }
 
 /// The nearest directory that is there, from the place upwards.

@@ -47,6 +47,19 @@ pub enum StoreError {
         /// The directory or file.
         PathBuf,
     ),
+    /// A bound that no deletion can reach.
+    #[error(
+        "store {}: {least} bytes are to stay free, but its file system has {total} in all: no deletion can reach that; lower the bound",
+        path.display()
+    )]
+    Unreachable {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes that are to stay free.
+        least: u64,
+        /// Bytes of the file system.
+        total: u64,
+    },
     /// A file that must not be overwritten.
     #[error("{} exists: remove it, or choose another name", .0.display())]
     Exists(

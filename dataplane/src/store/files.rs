@@ -180,6 +180,7 @@ impl Files {
             None => {
                 let directory = &settings.directory;
                 fs::create_dir_all(directory).map_err(|source| StoreError::io("create", directory, source))?;
+                retention::reachable(directory, &settings.retention)?;
                 let lock = lock_directory(directory)?;
                 let files = retention::list(directory)?;
                 let next = files.iter().filter_map(|file| file.number).max().unwrap_or(0) + 1;

@@ -135,6 +135,7 @@ pub fn enforce(directory: &Path, retention: &Retention, utc_ns: i64) -> Result<V
     if !retention.is_bounded() {
         return Ok(removed);
     }
+    reachable(directory, retention)?;
     let live = file::is_locked(directory).map_err(|source| StoreError::io("lock", directory, source))?;
     loop {
         let files = list(directory)?;
@@ -264,8 +265,22 @@ fn over_age(retention: &Retention, segment: &SegmentFile, utc_ns: i64) -> Option
     retention.age_ns_max.is_some_and(|most| utc_ns.saturating_sub(segment.modified_ns) > most).then_some(BOUNDS[1])
 }
 
+/// A bound beyond the file system's size is none to delete for: everything would go, and it would still not hold.
 fn under_free(directory: &Path, retention: &Retention) -> Result<Option<&'static str>, StoreError> {
     let Some(least) = retention.free_bytes_min else { return Ok(None) };
     let space = file::space(directory).map_err(|source| StoreError::io("stat", directory, source))?;
-    Ok((space.available_bytes < least).then_some(BOUNDS[2]))
+    Ok((space.available_bytes < least && least <= space.total_bytes).then_some(BOUNDS[2]))
+}
+
+/// Refuses a bound that the directory's file system is too small for.
+///
+/// # Errors
+/// [`StoreError::Unreachable`]; the file system cannot be asked.
+pub fn reachable(directory: &Path, retention: &Retention) -> Result<(), StoreError> {
+    let Some(least) = retention.free_bytes_min else { return Ok(()) };
+    let space = file::space(directory).map_err(|source| StoreError::io("stat", directory, source))?;
+    match least <= space.total_bytes {
+        true => Ok(()),
+        false => Err(StoreError::Unreachable { path: directory.into(), least, total: space.total_bytes }),
+    }
 }

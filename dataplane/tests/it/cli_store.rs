@@ -146,6 +146,30 @@ fn exports_are_read_back_and_a_foreign_reader_counts_the_same() {
     assert_eq!((output.status.code(), out.exists()), (Some(expected), expected == 0), "{output:?}");
 }
 
+#[test]
+fn an_export_with_gaps_has_the_gaps_of_its_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let (session, store, merged) = (at("session.pcapng"), at("store"), at("merged.pcapng"));
+    let done = |args: &[&str]| {
+        let output = sluice(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        output
+    };
+    done(&["feed", "generate", "--protocol", "deep", "--messages", "20k", "--out", &session]);
+    done(&["feed", "split", &session, "--out-dir", &at(""), "--loss-a", "0.1", "--loss-b", "0.1"]);
+    done(&["feed", "arbitrate", &at("a.pcap"), &at("b.pcap"), "--out", &store]);
+    let told = json(&done(&["store", "export", &store, "--format", "pcapng", "--out", &merged, "--json"]));
+    let gaps = json(&done(&["feed", "gaps", &merged, "--json"]));
+    let stream = &gaps["streams"][0];
+    let number = |name: &str| stream[name].as_u64().unwrap();
+    let length = |gap: &serde_json::Value| gap[1].as_u64().unwrap() - gap[0].as_u64().unwrap() + 1;
+    let lost: u64 = stream["gaps"].as_array().unwrap().iter().map(length).sum();
+    assert!(lost > 50, "{gaps}");
+    assert_eq!(number("messages"), told["records"].as_u64().unwrap(), "{gaps}");
+    assert_eq!(number("messages") + lost, number("last_sequence") - number("first_sequence") + 1, "{gaps}");
+}
+
 /// tshark must see every frame, each of its interface, with whole IP and UDP headers and the message's bytes.
 fn foreign(out: &str, format: &str) {
     let fields = ["frame.time_epoch", "frame.interface_id", "ip.checksum.status", "udp.length", "udp.payload"];
@@ -183,6 +207,10 @@ fn prune_deletes_down_to_the_bound() {
     assert_eq!(sluice(&["store", "prune", path]).status.code(), Some(2), "a bound is needed");
     let output = sluice(&["store", "prune", path, "--max-bytes", "1Ti", "--max-age", "7days", "--json"]);
     assert_eq!((output.status.code(), &json(&output)["bytes"]), (Some(0), &0.into()));
+    let output = sluice(&["store", "prune", path, "--min-free", "1000Ti"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains("no deletion can reach that; lower the bound"), "{output:?}");
+    assert_eq!(std::fs::read_dir(path).unwrap().count(), 1, "nothing was deleted for it");
     let output = sluice(&["store", "prune", path, "--max-bytes", "4k"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(text(&output.stdout).contains("1 segments deleted"), "{output:?}");

@@ -47,6 +47,7 @@ pub(crate) fn failure(error: StoreError) -> Failure {
         StoreError::Stream { .. } | StoreError::NoStore(_) | StoreError::Exists(_) | StoreError::Unsupported(_) => {
             Exit::Usage
         }
+        StoreError::Unreachable { .. } => Exit::Usage,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::Usage,
         StoreError::Format { .. } | StoreError::Kept { .. } => Exit::Damage,
         StoreError::Io { .. } | StoreError::Locked(_) | StoreError::Ring(_) | StoreError::Lost { .. } => Exit::Host,

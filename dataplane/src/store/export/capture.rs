@@ -1,6 +1,7 @@
 //! pcapng and pcap: raw records as the frames that they are; a merged message as a frame of its own, with the feed's
 //! header around that one message, so that foreign tools read it.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::net::Ipv4Addr;
@@ -19,6 +20,10 @@ use crate::wire::{iextp, moldudp64};
 /// UDP port of the made frames: none is assigned to it, and both of our decoders take any.
 const PORT: u16 = 10_378;
 
+/// Bytes that a message which is not there counts for in the made stream offsets: as long as IEX's common ones, and between the least
+/// and the most that a reader believes of a hole.
+const MISSING_BYTES: u64 = 34;
+
 enum Format<W: Write> {
     /// The writer, and how many sides have an interface: a side's interface has the side's number.
     Pcapng(PcapngWriter<W>, u8),
@@ -30,6 +35,32 @@ pub(super) struct CaptureRows<W: Write> {
     path: PathBuf,
     payload: Vec<u8>,
     frame: Vec<u8>,
+    /// By stream.
+    reached: HashMap<String, Reached>,
+}
+
+/// How far a stream's made offsets are. The store keeps none of single messages; a reader takes a segment behind a hole only for true
+/// if the next one begins at the offset where it ends.
+#[derive(Clone, Copy)]
+struct Reached {
+    /// The sequence that comes next.
+    sequence: u64,
+    /// Its offset.
+    offset: u64,
+}
+
+impl Reached {
+    /// The offset of a message whose block is so many bytes long.
+    fn offset(&mut self, sequence: u64, bytes: u64) -> u64 {
+        let missing = |messages: u64| messages.saturating_mul(MISSING_BYTES);
+        let Some(messages) = sequence.checked_sub(self.sequence) else {
+            // One that was late: behind what it fills.
+            return self.offset.saturating_sub(missing(self.sequence - sequence));
+        };
+        let offset = self.offset.saturating_add(missing(messages));
+        *self = Reached { sequence: sequence.saturating_add(1), offset: offset.saturating_add(bytes) };
+        offset
+    }
 }
 
 impl<W: Write> CaptureRows<W> {
@@ -45,7 +76,19 @@ impl<W: Write> CaptureRows<W> {
     }
 
     fn new(format: Format<W>, path: &Path) -> CaptureRows<W> {
-        CaptureRows { format, path: path.into(), payload: Vec::new(), frame: Vec::new() }
+        CaptureRows { format, path: path.into(), payload: Vec::new(), frame: Vec::new(), reached: HashMap::new() }
+    }
+
+    /// The stream offset of a message: see [`Reached`].
+    fn offset(&mut self, key: &str, found: &Found<'_>) -> u64 {
+        let (sequence, bytes) = (found.header.sequence, 2 + found.body.len() as u64);
+        if let Some(reached) = self.reached.get_mut(key) {
+            return reached.offset(sequence, bytes);
+        }
+        let mut reached = Reached { sequence: 1, offset: 0 };
+        let offset = reached.offset(sequence, bytes);
+        self.reached.insert(key.into(), reached);
+        offset
     }
 }
 
@@ -56,7 +99,8 @@ impl<W: Write> Rows for CaptureRows<W> {
             return Ok(false);
         }
         if header.kind == RecordKind::Message {
-            if !message_payload(&mut self.payload, key, found) {
+            let offset = self.offset(key, found);
+            if !message_payload(&mut self.payload, key, found, offset) {
                 return Ok(false);
             }
             self.frame.clear();
@@ -105,9 +149,8 @@ fn frame_of(side: Side) -> UdpHeader {
     }
 }
 
-/// The feed's header with count 1, and the message; false where no datagram can hold it. The stream offset of a single
-/// message is not kept in the store: 0.
-fn message_payload(out: &mut Vec<u8>, key: &str, found: &Found<'_>) -> bool {
+/// The feed's header with count 1, and the message; false where no datagram can hold it.
+fn message_payload(out: &mut Vec<u8>, key: &str, found: &Found<'_>, offset: u64) -> bool {
     let unknown = SessionId([b' '; 10]);
     let unknown = SessionKey { protocol: Protocol::MoldUdp64, protocol_id: 0, channel: 0, session: unknown };
     let session = session_of(key).unwrap_or(unknown);
@@ -125,7 +168,7 @@ fn message_payload(out: &mut Vec<u8>, key: &str, found: &Found<'_>) -> bool {
                 session: session.session.as_u32(),
                 payload_length: (2 + found.body.len()) as u16,
                 count: 1,
-                offset: 0,
+                offset,
                 first: found.header.sequence,
                 send_ns: if found.header.send_ns == NO_TIME { 0 } else { found.header.send_ns },
             };
