@@ -264,6 +264,11 @@ fn store(store: &Value, text: &mut String) {
         store["sealed_segments"],
         store["durable_arrival"]
     );
+    let marks = ["stored_marks", "lost_marks"].map(|name| store[name].as_u64().unwrap_or(0));
+    if marks != [0, 0] {
+        let _ =
+            writeln!(text, "  beside them marks of gaps, beginnings and ends: {} stored, {} lost", marks[0], marks[1]);
+    }
     for line in [lines::kept(store), lines::store_bounds(store)].into_iter().flatten() {
         let _ = writeln!(text, "  {line}");
     }

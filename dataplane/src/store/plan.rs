@@ -27,7 +27,7 @@ const STORE_REASON: &[&str] = &["store", "reason"];
 const HANDED: &[&str] = &["handed to the store = taken by the store"];
 const KEPT: &[&str] = &["unique + late_fill = stored + store_lost + in_flight"];
 
-const COUNTERS: [(StoreCounter, Metric); 14] = [
+const COUNTERS: [(StoreCounter, Metric); 16] = [
     (StoreCounter::FailedSeals, Metric::counter("sluice_store_failed_seals", STORE, "Segments whose seal failed")),
     (StoreCounter::FailedSyncs, Metric::counter("sluice_store_failed_syncs", STORE, "Syncs that failed")),
     (StoreCounter::Syncs, Metric::counter("sluice_store_syncs", STORE, "Syncs done")),
@@ -69,6 +69,22 @@ const COUNTERS: [(StoreCounter, Metric); 14] = [
             "sluice_store_failed_segments",
             STORE,
             "Tries to make a segment that failed, 5 a second while the file system is full",
+        ),
+    ),
+    (
+        StoreCounter::StoredMarks,
+        Metric::counter(
+            "sluice_store_stored_mark_records",
+            STORE,
+            "Marks of streams (gaps, beginnings, ends) in completed writes, beside messages and raw frames",
+        ),
+    ),
+    (
+        StoreCounter::LostMarks,
+        Metric::counter(
+            "sluice_store_lost_mark_records",
+            STORE,
+            "Marks of streams that could not be stored, beside messages and raw frames",
         ),
     ),
 ];
@@ -378,6 +394,7 @@ impl StoreView {
         json!({
             "store": self.name, "path": self.path, "feeds": self.feeds,
             "appended": get(StoreCounter::Appended), "stored": get(StoreCounter::Stored), "lost": self.lost(),
+            "stored_marks": get(StoreCounter::StoredMarks), "lost_marks": get(StoreCounter::LostMarks),
             "lost_by_cause": causes, "in_flight": get(StoreCounter::InFlight),
             "written_bytes": get(StoreCounter::WrittenBytes), "written_blocks": get(StoreCounter::WrittenBlocks),
             "failed_blocks": get(StoreCounter::FailedBlocks), "retried_writes": get(StoreCounter::Retried),

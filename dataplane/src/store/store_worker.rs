@@ -78,12 +78,16 @@ pub enum StoreCounter {
     Durable,
     /// Arrival index of the next record.
     Next,
-    /// Lost, by cause.
+    /// Marks of streams (gaps, beginnings, ends) in completed writes.
+    StoredMarks,
+    /// Marks that could not be stored.
+    LostMarks,
+    /// Messages and raw frames that were lost, by cause.
     Lost(LostCause),
 }
 
 impl CounterIndex for StoreCounter {
-    const COUNT: usize = 17 + LostCause::ALL.len();
+    const COUNT: usize = 19 + LostCause::ALL.len();
 
     fn index(self) -> usize {
         match self {
@@ -104,7 +108,9 @@ impl CounterIndex for StoreCounter {
             StoreCounter::Next => 14,
             StoreCounter::FullTimes => 15,
             StoreCounter::FailedSegments => 16,
-            StoreCounter::Lost(cause) => 17 + cause as usize,
+            StoreCounter::StoredMarks => 17,
+            StoreCounter::LostMarks => 18,
+            StoreCounter::Lost(cause) => 19 + cause as usize,
         }
     }
 }
@@ -525,6 +531,8 @@ impl StoreWorker {
         counters.set(StoreCounter::FailedSegments, self.shortage.failed);
         counters.set(StoreCounter::Durable, self.writer.durable_arrival());
         counters.set(StoreCounter::Next, self.writer.arrival_next());
+        counters.set(StoreCounter::StoredMarks, counts.stored_marks);
+        counters.set(StoreCounter::LostMarks, self.writer.losses().mark_records());
         for cause in LostCause::ALL {
             counters.set(StoreCounter::Lost(cause), self.writer.losses().count(cause).data_records);
         }

@@ -677,6 +677,12 @@ fn a_full_disk_costs_exactly_what_is_told_and_writing_resumes() {
         assert!(losses.iter().any(|loss| loss["cause"] == "no_space"), "{losses:?}");
         let ranges: u64 = losses.iter().map(|loss| number(loss, "last") - number(loss, "first") + 1).sum();
         assert_eq!(report["stores"][0]["lost"].as_u64(), Some(ranges), "the ranges hold every loss: {losses:?}");
+        // The holes that a re-read finds are these and the marks that were lost beside them.
+        let verified = output(directory, &["store", "verify", "store", "--json"]);
+        let verified: Value = serde_json::from_slice(&verified.stdout).expect("JSON");
+        let store = &report["stores"][0];
+        assert_eq!(number(&verified, "arrival_holes"), ranges + number(store, "lost_marks"), "{store:#}");
+        assert_eq!(number(&verified, "records"), number(store, "stored") + number(store, "stored_marks"), "{store:#}");
         eprintln!("writing resumed {resumed:?} after space was freed");
         // The product's word is a second; a busy machine gets its share of patience.
         assert!(resumed < PATIENCE, "{resumed:?}");
