@@ -589,7 +589,8 @@ impl MirrorWorker {
                 false => tracing::info!(mirror = self.parts.name, "the source is heard again"),
             }
         }
-        if status.producer_gone != self.was_gone {
+        // Who is not told anything any more does not know that it is back.
+        if status.producer_gone != self.was_gone && (status.producer_gone || status.live) {
             self.was_gone = status.producer_gone;
             match status.producer_gone {
                 true => tracing::warn!(mirror = self.parts.name, "the source's producer is gone or stalls"),

@@ -242,6 +242,27 @@ fn a_dead_producer_shows_down_the_line() {
     }
 }
 
+/// A serve that goes away behind a dead producer brings nobody back: the mirror's log does not say so.
+#[test]
+fn an_end_of_a_connection_is_no_news_of_the_producer() {
+    for way in Way::ALL {
+        let (ring, copy) = (Shm::new("source"), Shm::new("copy"));
+        let mut source = Source::create_kept(&ring, CAPACITY, 22, true);
+        let bind = tcp_address();
+        let served = serve(&ring, &bind, &way.serve());
+        let mirrored = mirror(&bind, &copy, "oldest", way.mirror());
+        source.push(10, 1);
+        Checker::attach(&copy, 22).whole_until(10);
+        drop(source);
+        until("it is told", || mirrored.log().contains("the source's producer is gone or stalls").then_some(()));
+        served.terminate();
+        until("the connection is over", || mirrored.log().contains("connection ended").then_some(()));
+        // The pass that ends a connection logs what it changed: another line is the proof that it is over.
+        until("it tries again", || mirrored.log().contains("no connection to the source").then_some(()));
+        assert!(!mirrored.log().contains("is there again"), "{way:?}: {}", mirrored.log());
+    }
+}
+
 /// The mappings of the serve process: slots read-only; of what it may write only the header's page, and none without futex.
 #[test]
 fn a_serve_maps_the_ring_read_only() {
