@@ -159,6 +159,11 @@ fn an_export_with_gaps_has_the_gaps_of_its_store() {
     done(&["feed", "generate", "--protocol", "deep", "--messages", "20k", "--out", &session]);
     done(&["feed", "split", &session, "--out-dir", &at(""), "--loss-a", "0.1", "--loss-b", "0.1"]);
     done(&["feed", "arbitrate", &at("a.pcap"), &at("b.pcap"), "--out", &store]);
+    let again = done(&["feed", "arbitrate", &at("a.pcap"), &at("b.pcap"), "--out", &at("twice")]);
+    assert!(again.stderr.is_empty(), "{again:?}");
+    let again = done(&["feed", "arbitrate", &at("a.pcap"), &at("b.pcap"), "--out", &at("twice")]);
+    let text = text(&again.stderr);
+    assert!(text.contains("holds this session already, up to ") && text.contains("/r1 on"), "{text}");
     let told = json(&done(&["store", "export", &store, "--format", "pcapng", "--out", &merged, "--json"]));
     let gaps = json(&done(&["feed", "gaps", &merged, "--json"]));
     let stream = &gaps["streams"][0];

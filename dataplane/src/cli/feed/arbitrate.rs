@@ -15,7 +15,7 @@ use crate::feed::arbiter::{
 use crate::feed::histogram::Summary;
 use crate::feed::split::{TRUTH_FORMAT, Truth};
 use crate::feed::truth::{Comparison, compare};
-use crate::store::{FLAG_LATE_FILL, NO_TIME, RecordKind, RecordMeta, StoreError, SyncSettings, SyncStore};
+use crate::store::{FLAG_LATE_FILL, NO_TIME, RecordKind, RecordMeta, StoreError, SyncSettings, SyncStore, session_key};
 use crate::units::{Side, StreamId};
 use crate::wire::packet::LinkType;
 use crate::wire::segment::SessionKey;
@@ -268,6 +268,13 @@ impl Sink for Output {
     fn stream_begin(&mut self, stream: StreamId, key: &SessionKey, run: u32, _base: u64) {
         if let Some(store) = &mut self.store {
             let known = store.known_runs().next_run(key);
+            if known > 0 && run == 0 {
+                let session = session_key(key);
+                eprintln!(
+                    "sluice: the store holds this session already, up to {session}/r{}: it is kept again, from {session}/r{known} on",
+                    known - 1
+                );
+            }
             store.stream_begin(stream, key, known + run);
         }
     }
