@@ -32,9 +32,13 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 /// The cargo that started this program.
 pub fn cargo(args: &[&str]) -> Command {
     let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // `cargo run` sets these for xtask itself; a child that inherits them would look for xtask's manifest.
-    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_MANIFEST_PATH"] {
-        cargo.env_remove(name);
+    // `cargo run` sets these for xtask itself: a child that inherits them would look for xtask's manifest, and builds anew what a cargo
+    // without them has built (build scripts are run again when they change: ring's asks for the version).
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_MANIFEST_") || text.starts_with("CARGO_PKG_") || text == "CARGO_PRIMARY_PACKAGE" {
+            cargo.env_remove(&name);
+        }
     }
     cargo.args(args);
     cargo
