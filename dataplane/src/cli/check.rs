@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::findings::{self, Checked};
 use super::sums::{self, Kind};
-use super::{Exit, Failure, Outcome, explain};
+use super::{Exit, Failure, Outcome, explain, output};
 use crate::config::{self, Config, Finding};
 
 /// Arguments of `sluice check`.
@@ -38,34 +38,36 @@ pub fn run(args: Args) -> Outcome {
     let path = args.config.unwrap_or_default();
     let config = match config::load(&path) {
         Ok(config) => config,
-        Err(config::ConfigError::Parse { mistakes, .. }) => return Ok(mistaken(&path, &mistakes, args.json)),
+        Err(config::ConfigError::Parse { mistakes, .. }) => return mistaken(&path, &mistakes, args.json),
         Err(error) if args.json => {
             let unread = [Finding { key: path.display().to_string(), what: error.to_string() }];
-            return Ok(mistaken(&path, &unread, true));
+            return mistaken(&path, &unread, true);
         }
         Err(error) => return Err(Failure::usage(error.to_string())),
     };
     let checked = findings::look(&config);
-    if args.explain {
-        print!("{}", explain::explain(&config));
-    }
-    match args.json {
-        true => println!("{}", as_json(&config, &checked)),
-        false => print(&path, &config, &checked),
-    }
+    let explained = if args.explain { explain::explain(&config) } else { String::new() };
+    let told = match args.json {
+        true => format!("{}\n", as_json(&config, &checked)),
+        false => told(&path, &config, &checked),
+    };
+    output::print(&(explained + &told))?;
     let refused = checked.wrong().next().is_some() || (args.here && !checked.here.is_empty());
     Ok(if refused { Exit::Usage } else { Exit::Done })
 }
 
 /// Tells of a text that is no configuration.
-fn mistaken(path: &Path, mistakes: &[Finding], json: bool) -> Exit {
-    if json {
-        println!("{}", json!({"findings": rows(mistakes), "here": [], "warnings": [], "frames": []}));
-        return Exit::Usage;
-    }
-    mistakes.iter().for_each(|mistake| println!("{mistake}"));
-    println!("{}: {}", path.display(), counted(mistakes.len(), "finding"));
-    Exit::Usage
+fn mistaken(path: &Path, mistakes: &[Finding], json: bool) -> Outcome {
+    let told = match json {
+        true => json!({"findings": rows(mistakes), "here": [], "warnings": [], "frames": []}).to_string(),
+        false => lines("", mistakes) + &format!("{}: {}", path.display(), counted(mistakes.len(), "finding")),
+    };
+    output::print(&(told + "\n"))?;
+    Ok(Exit::Usage)
+}
+
+fn lines<'a>(before: &str, findings: impl IntoIterator<Item = &'a Finding>) -> String {
+    findings.into_iter().map(|finding| format!("{before}{finding}\n")).collect()
 }
 
 /// `1 finding`, `2 findings`.
@@ -100,30 +102,35 @@ fn as_json(config: &Config, checked: &Checked) -> Value {
 }
 
 /// All in one stream, in which a pipe keeps the order.
-fn print(path: &Path, config: &Config, checked: &Checked) {
-    checked.wrong().for_each(|finding| println!("{finding}"));
-    checked.here.iter().for_each(|(finding, _)| println!("here: {finding}"));
-    checked.warnings.iter().for_each(|warning| println!("warning: {warning}"));
-    print_sums(config);
-    println!("{}: {}", path.display(), verdict(checked.wrong().count(), checked.here.len()));
+fn told(path: &Path, config: &Config, checked: &Checked) -> String {
+    let verdict = verdict(checked.wrong().count(), checked.here.len());
+    [
+        lines("", checked.wrong()),
+        lines("here: ", checked.here.iter().map(|(finding, _)| finding)),
+        lines("warning: ", &checked.warnings),
+        summed(config),
+        format!("{}: {verdict}\n", path.display()),
+    ]
+    .concat()
 }
 
-fn print_sums(config: &Config) {
-    for interface in &config.interfaces {
+fn summed(config: &Config) -> String {
+    let frames = config.interfaces.iter().map(|interface| {
         let (name, needed, has) = (&interface.name, config::frames_needed(config, interface), interface.frames);
-        println!("interface \"{name}\": frames = {has}; fill ring + receive ring + links can hold {needed}");
-    }
+        format!("interface \"{name}\": frames = {has}; fill ring + receive ring + links can hold {needed}\n")
+    });
     let memory = sums::memory(config);
     let sum = |kinds: fn(Kind) -> bool| sums::shown(sums::total(&memory, kinds));
-    println!(
-        "memory: {} before the first packet, {} of it locked, {} in /dev/shm; {} at most",
-        sum(Kind::is_at_start),
-        sums::shown(sums::locked(config, &memory)),
-        sum(|kind| kind == Kind::Shared),
-        sum(|_| true)
-    );
     let descriptors: u64 = sums::descriptors(config).iter().map(|(_, count)| count).sum();
-    println!("descriptors: at most {descriptors}; threads: {}", sums::threads(config).len());
+    frames.collect::<String>()
+        + &format!(
+            "memory: {} before the first packet, {} of it locked, {} in /dev/shm; {} at most\n",
+            sum(Kind::is_at_start),
+            sums::shown(sums::locked(config, &memory)),
+            sum(|kind| kind == Kind::Shared),
+            sum(|_| true)
+        )
+        + &format!("descriptors: at most {descriptors}; threads: {}\n", sums::threads(config).len())
 }
 
 /// The last line: what run would do with the file, and what here.

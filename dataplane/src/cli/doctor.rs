@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Exit, Failure, Outcome};
+use super::{Exit, Failure, Outcome, output};
 use crate::config::{self, Config};
 use crate::doctor::text::{Summary, text};
 use crate::doctor::{Asked, Calls, Finding, HostState, Level, Tree, judge_of, read};
@@ -43,11 +43,7 @@ pub fn run(args: Args) -> Outcome {
     // A captured host's configuration is that host's file, not the copy that lies in the folder here.
     let shown = args.config.as_deref().unwrap_or(Path::new(CAPTURED_CONFIG)).display().to_string();
     let findings = judge_of(&host, config.as_ref(), &shown);
-    if args.json {
-        println!("{}", as_json(&findings));
-    } else {
-        print!("{}", text(&findings));
-    }
+    output::print(&if args.json { format!("{}\n", as_json(&findings)) } else { text(&findings) })?;
     let fails = findings.iter().any(|finding| finding.level == Level::Fail);
     Ok(if fails { Exit::Difference } else { Exit::Done })
 }

@@ -2,6 +2,7 @@
 //!
 //! May use: every other module. Never does: work that a library user would want (it only parses, calls and prints).
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -19,6 +20,7 @@ pub mod ledger;
 mod lines;
 pub mod log;
 pub mod metrics;
+mod output;
 pub mod pages;
 pub mod panics;
 pub mod places;
@@ -146,7 +148,8 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(exit) => ExitCode::from(exit as u8),
         Err(failure) => {
-            eprintln!("sluice: {}", failure.message);
+            // The exit code tells even where nobody reads.
+            let _ = writeln!(std::io::stderr(), "sluice: {}", failure.message);
             ExitCode::from(failure.exit as u8)
         }
     }

@@ -1,10 +1,11 @@
 //! What a panic does: the process says where and ends with code 5, whichever thread it was. A dataplane that goes on without one
-//! of its threads would lose messages unseen; systemd starts a whole one again.
+//! of its threads would lose messages unseen; systemd starts a whole one again. A line that nobody takes is told apart: it is no bug.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::Write;
 use std::panic::PanicHookInfo;
 
-use super::{Exit, log};
+use super::{Exit, Outcome, log, output};
 use crate::sys::signal;
 
 /// From now on a panic ends the process.
@@ -12,14 +13,35 @@ pub fn install() {
     std::panic::set_hook(Box::new(|info| {
         // Lines that were logged before come first.
         log::flush();
-        eprintln!("{}", told(info));
-        let backtrace = Backtrace::capture();
-        match backtrace.status() {
-            BacktraceStatus::Captured => eprintln!("{backtrace}"),
-            _ => eprintln!("sluice: RUST_BACKTRACE=1 in the environment shows how it came there"),
-        }
-        signal::exit_now(Exit::Internal as i32);
+        let exit = match output::unprinted(info.payload_as_str().unwrap_or_default()) {
+            Some(outcome) => no_output(outcome),
+            None => bug(info),
+        };
+        signal::exit_now(exit as i32);
     }));
+}
+
+/// A line that could not be printed is no bug: a closed pipe ends the process quietly, as it does where rows are written.
+fn no_output(outcome: Outcome) -> Exit {
+    outcome.unwrap_or_else(|failure| {
+        say(&format!("sluice: {}", failure.message));
+        failure.exit
+    })
+}
+
+fn bug(info: &PanicHookInfo<'_>) -> Exit {
+    say(&told(info));
+    let backtrace = Backtrace::capture();
+    match backtrace.status() {
+        BacktraceStatus::Captured => say(&backtrace.to_string()),
+        _ => say("sluice: RUST_BACKTRACE=1 in the environment shows how it came there"),
+    }
+    Exit::Internal
+}
+
+/// Where standard error takes nothing either, a second panic in here would hide the exit code.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn told(info: &PanicHookInfo<'_>) -> String {

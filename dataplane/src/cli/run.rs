@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::appliance::{Appliance, Ending};
 use super::reload::Reloader;
-use super::{Exit, Failure, Outcome, explain, findings, log, tables};
+use super::{Exit, Failure, Outcome, explain, findings, log, output, tables};
 use crate::config::{self, Span};
 use crate::sys::signal::Signals;
 
@@ -59,11 +59,8 @@ pub fn run(args: Args) -> Outcome {
     if let Some(report) = &mut report {
         report.write(&status)?;
     }
-    if args.json {
-        println!("{status}");
-    } else {
-        print!("{}", tables::status(&status));
-    }
+    // Looked at only after the endings that say more, none of which is lost because nobody reads the books.
+    let printed = output::print(&if args.json { format!("{status}\n") } else { tables::status(&status) });
     let late = drained.err().unwrap_or_default();
     let damage = status["capture"]["damage"].as_array().is_some_and(|damage| !damage.is_empty());
     let residue = status["capture"]["residue"].as_u64().unwrap_or(0);
@@ -79,8 +76,7 @@ pub fn run(args: Args) -> Outcome {
             ),
             exit: Exit::Internal,
         }),
-        _ if damage => Ok(Exit::Damage),
-        _ => Ok(Exit::Done),
+        _ => printed.map(|()| if damage { Exit::Damage } else { Exit::Done }),
     }
 }
 

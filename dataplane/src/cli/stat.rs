@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Exit, Failure, Outcome, tables};
+use super::{Exit, Failure, Outcome, output, tables};
 use crate::config;
 use crate::sys::clock;
 
@@ -89,7 +89,7 @@ fn print_status(body: &str, from: &str, args: &Args) -> Outcome {
     let well = asked
         .as_bool()
         .ok_or_else(|| Failure::usage(format!("{from}: this status has no health: another version wrote it")))?;
-    print!("{}", tables::health(&status));
+    output::print(&tables::health(&status))?;
     Ok(if well { Exit::Done } else { Exit::Difference })
 }
 

@@ -7,6 +7,7 @@ mod common;
 
 mod arbiter_truth;
 mod bad_bytes;
+mod cli_output;
 mod cli_store;
 mod config_check;
 mod config_examples;

@@ -74,7 +74,7 @@ pub fn run(args: Args) -> Outcome {
         Ok(exit) => Ok(exit),
         // Who reads the rows has seen enough (`| head`).
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
-        Err(Stop::Output(error)) => Err(Failure::host(format!("standard output: {error}"))),
+        Err(Stop::Output(error)) => Err(Failure::host(format!("stdout: {error}"))),
         Err(Stop::Refused(failure)) => Err(failure),
     }
 }

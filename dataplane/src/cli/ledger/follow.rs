@@ -138,7 +138,7 @@ fn follow(
                 Ok(()) => true,
                 // Whoever reads has had enough.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => false,
-                Err(error) => return Err(Failure::host(format!("standard output: {error}"))),
+                Err(error) => return Err(Failure::host(format!("stdout: {error}"))),
             },
         };
         if !goes_on {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cli::{Exit, Failure, Outcome};
+use crate::cli::{Exit, Failure, Outcome, output};
 use crate::config::{self, Config, Control, Core, Idle};
 use crate::ring::plan;
 use crate::runtime::launch::{CorePlan, launch};
@@ -105,13 +105,11 @@ pub(super) fn run(
         }
     };
     let drained = launched.stop(DRAIN);
-    if core.json {
-        println!("{}", status());
-    }
+    let printed = if core.json { output::print(&format!("{}\n", status())) } else { Ok(()) };
     let late = drained.err().unwrap_or_default();
     match fault {
         Some(fault) => Err(Failure::host([vec![fault], late].concat().join("; "))),
         None if !late.is_empty() => Err(Failure::host(late.join("; "))),
-        None => Ok(Exit::Done),
+        None => printed.map(|()| Exit::Done),
     }
 }

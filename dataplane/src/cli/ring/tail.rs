@@ -73,7 +73,7 @@ pub fn run(args: Args) -> Outcome {
     match told {
         // Whoever read us has enough.
         Err(Ended::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Exit::Done),
-        Err(Ended::Output(error)) => Err(Failure::host(format!("standard output: {error}"))),
+        Err(Ended::Output(error)) => Err(Failure::host(format!("stdout: {error}"))),
         Err(Ended::Ring(failure)) => Err(failure),
         Ok(()) => Ok(Exit::Done),
     }

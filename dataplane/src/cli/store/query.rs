@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::{failure, parse_range, parse_times, print_damage};
-use crate::cli::{Exit, Failure, Outcome};
+use crate::cli::{Exit, Failure, Outcome, output};
 use crate::store::export::csv;
 use crate::store::{Found, NO_TIME, Reader, Select, Step};
 use crate::sys::clock;
@@ -81,8 +81,8 @@ pub fn run(args: Args) -> Outcome {
         }
     }
     let (ended_at, cost) = (clock::monotonic_ns(), query.cost());
-    if write(&mut out, &mut line)? {
-        let _ = out.flush();
+    if !write(&mut out, &mut line)? || !output::written(out.flush())? {
+        return Ok(Exit::Done);
     }
     if args.stats {
         let micros = |from: i64, to: i64| (to - from) as f64 / 1000.0;
@@ -103,11 +103,7 @@ pub fn run(args: Args) -> Outcome {
 fn write(out: &mut impl Write, line: &mut Vec<u8>) -> Result<bool, Failure> {
     let result = out.write_all(line);
     line.clear();
-    match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::host(format!("cannot write to standard output: {error}"))),
-    }
+    output::written(result)
 }
 
 fn select(args: &Args, reader: &Reader) -> Result<Select, Failure> {

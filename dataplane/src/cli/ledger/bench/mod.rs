@@ -244,7 +244,7 @@ fn report(settings: &Settings, measured: Measured, failed: Option<Failure>) -> O
         (Some(failure), _) => Err(failure),
         // Whoever reads us has enough; the exit code still tells.
         (None, Err(error)) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::host(format!("standard output: {error}")))
+            Err(Failure::host(format!("stdout: {error}")))
         }
         _ => Ok(if passed { Exit::Done } else { Exit::Difference }),
     }
