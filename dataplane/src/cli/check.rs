@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::fields::counted;
 use super::findings::{self, Checked};
 use super::sums::{self, Kind};
 use super::{Exit, Failure, Outcome, explain, output};
@@ -60,7 +61,7 @@ pub fn run(args: Args) -> Outcome {
 fn mistaken(path: &Path, mistakes: &[Finding], json: bool) -> Outcome {
     let told = match json {
         true => json!({"findings": rows(mistakes), "here": [], "warnings": [], "frames": []}).to_string(),
-        false => lines("", mistakes) + &format!("{}: {}", path.display(), counted(mistakes.len(), "finding")),
+        false => lines("", mistakes) + &format!("{}: {}", path.display(), counted(mistakes.len() as u64, "finding")),
     };
     output::print(&(told + "\n"))?;
     Ok(Exit::Usage)
@@ -68,11 +69,6 @@ fn mistaken(path: &Path, mistakes: &[Finding], json: bool) -> Outcome {
 
 fn lines<'a>(before: &str, findings: impl IntoIterator<Item = &'a Finding>) -> String {
     findings.into_iter().map(|finding| format!("{before}{finding}\n")).collect()
-}
-
-/// `1 finding`, `2 findings`.
-fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 /// The schema as it is printed and committed.
@@ -103,7 +99,7 @@ fn as_json(config: &Config, checked: &Checked) -> Value {
 
 /// All in one stream, in which a pipe keeps the order.
 fn told(path: &Path, config: &Config, checked: &Checked) -> String {
-    let verdict = verdict(checked.wrong().count(), checked.here.len());
+    let verdict = verdict(checked.wrong().count() as u64, checked.here.len() as u64);
     [
         lines("", checked.wrong()),
         lines("here: ", checked.here.iter().map(|(finding, _)| finding)),
@@ -134,7 +130,7 @@ fn summed(config: &Config) -> String {
 }
 
 /// The last line: what run would do with the file, and what here.
-fn verdict(wrong: usize, here: usize) -> String {
+fn verdict(wrong: u64, here: u64) -> String {
     let of_host = format!("{} of this host would stop run (above, \"here\")", counted(here, "thing"));
     match (wrong, here) {
         (0, 0) => "nothing that run would refuse".into(),

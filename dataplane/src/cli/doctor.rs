@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use super::fields::counted;
 use super::{Exit, Failure, Outcome, output};
 use crate::config::{self, Config};
 use crate::doctor::text::{Summary, text};
@@ -50,11 +51,12 @@ pub fn run(args: Args) -> Outcome {
 
 fn load(path: &Path) -> Result<Config, Failure> {
     let config = config::load(path).map_err(|error| Failure::usage(error.to_string()))?;
-    let findings = config::check(&config).len();
+    let findings = config::check(&config).len() as u64;
     if findings > 0 {
         let path = path.display();
         eprintln!(
-            "{path}: run would refuse it ({findings} findings): see \"sluice check {path}\"; judged all the same"
+            "{path}: run would refuse it ({}): see \"sluice check {path}\"; judged all the same",
+            counted(findings, "finding")
         );
     }
     Ok(config)

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::fields::counted;
 use super::sums::{self, Kind};
 use crate::config::{self, Config, Idle, LedgerSource, Record, SourceKind, Through};
 
@@ -66,9 +67,9 @@ fn workers(config: &Config, core: &str) -> Vec<String> {
     }
     for feed in config.feeds.iter().filter(|feed| feed.core == core) {
         lines.push(format!(
-            "arbiter {}: {} sides, window {} messages, hold {}, side timeout {}",
+            "arbiter {}: {}, window {} messages, hold {}, side timeout {}",
             feed.name,
-            feed.sides.len(),
+            counted(feed.sides.len() as u64, "side"),
             feed.window,
             feed.hold().map_or("no bound".into(), |hold| hold.to_string()),
             feed.side_timeout().map_or("none".into(), |timeout| timeout.to_string())

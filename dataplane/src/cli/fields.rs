@@ -16,3 +16,8 @@ pub fn word(value: &Value) -> &str {
 pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
+
+/// `1 finding`, `2 findings`.
+pub fn counted(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

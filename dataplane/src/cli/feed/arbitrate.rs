@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::segments::{self, FileDamage, Frames, PROGRESS_PACKETS, Transport, nanos};
 use crate::capture::source::file::{FileSource, SourceError};
+use crate::cli::fields::counted;
 use crate::cli::{Exit, Failure, Outcome};
 use crate::feed::arbiter::{
     Arbiter, ArbiterReport, ArbiterSettings, Arrival, STREAMS_MAX_DEFAULT, Sink, StreamReport, WINDOW_MESSAGES_DEFAULT,
@@ -342,10 +343,11 @@ fn print_report(report: &Report, out: Option<&Path>) {
         n => format!("; {n} more were lost on both where no side could tell"),
     };
     if truth.equal() {
-        println!("truth: equal ({} streams, {} messages lost on both{unseen})", truth.streams, truth.residual);
+        let (streams, lost) = (counted(truth.streams as u64, "stream"), counted(truth.residual, "message"));
+        println!("truth: equal ({streams}, {lost} lost on both{unseen})");
         return;
     }
-    println!("truth: {} differences{unseen}", truth.differences.len());
+    println!("truth: {}{unseen}", counted(truth.differences.len() as u64, "difference"));
     truth.differences.iter().take(DIFFERENCES_TOLD).for_each(|difference| println!("  {difference}"));
     if truth.differences.len() > DIFFERENCES_TOLD {
         println!("  and more (--json tells all)");
@@ -355,7 +357,8 @@ fn print_report(report: &Report, out: Option<&Path>) {
 fn print_stream(stream: &StreamReport) {
     let c = &stream.counts;
     println!("{} (run {}): {} to {}", stream.stream, stream.run, c.base, c.frontier.saturating_sub(1));
-    println!("  emitted {}, late fills {}, lost {} in {} gaps", c.unique, c.late_fill, c.gap, stream.gaps.len());
+    let gaps = counted(stream.gaps.len() as u64, "gap");
+    println!("  emitted {}, late fills {}, lost {} in {gaps}", c.unique, c.late_fill, c.gap);
     let rejected = c.rejected_wild + c.rejected_overflow + c.rejected_limit;
     println!("  duplicates {}, late {}, rejected {rejected}", c.duplicate, c.late);
     let forced = [(c.forced_window, "window"), (c.forced_slots, "slots"), (c.forced_hold, "hold")];

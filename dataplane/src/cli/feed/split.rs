@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::segments::{self, Frames, PROGRESS_PACKETS, Transport, nanos, probability};
 use crate::capture::source::file::{FilePacket, FileSource};
+use crate::cli::fields::counted;
 use crate::cli::{Exit, Failure, Outcome};
 use crate::feed::split::{Copies, SideSplit, Splitter};
 use crate::wire::packet::{self, LinkType};
@@ -117,7 +118,8 @@ pub fn run(args: Args) -> Outcome {
         println!("side {}: {} packets written, {} dropped", side.side, side.packets_written, side.packets_dropped);
     }
     let residual: u64 = truth.streams.iter().map(|s| crate::feed::intervals::count(&s.residual)).sum();
-    println!("{} streams; {residual} messages lost on both sides; truth in {}", truth.streams.len(), path.display());
+    let (streams, lost) = (counted(truth.streams.len() as u64, "stream"), counted(residual, "message"));
+    println!("{streams}; {lost} lost on both sides; truth in {}", path.display());
     let damage = segments::damage_of(&source);
     segments::print_damage(&damage);
     if frames.matched == 0 {

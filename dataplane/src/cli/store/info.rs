@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{failure, print_damage, time_text};
 use crate::cli::Outcome;
+use crate::cli::fields::counted;
 use crate::store::files::uuid_text;
 use crate::store::scan::Depth;
 use crate::store::{Reader, Segment, StreamInfo};
@@ -41,10 +42,10 @@ fn totals(segment: &Segment) -> (u64, u64, Option<(i64, i64)>) {
 fn as_text(reader: &Reader) {
     let state = if reader.is_live() { ", being written" } else { "" };
     println!(
-        "{}: {} segments, {} streams{state}",
+        "{}: {}, {}{state}",
         reader.path().display(),
-        reader.segments().len(),
-        reader.streams().len()
+        counted(reader.segments().len() as u64, "segment"),
+        counted(reader.streams().len() as u64, "stream")
     );
     for segment in reader.segments() {
         let (records, bytes, times) = totals(segment);
@@ -52,12 +53,14 @@ fn as_text(reader: &Reader) {
             segment.path.file_name().map_or_else(|| segment.path.display().to_string(), |n| n.to_string_lossy().into());
         let state = if segment.sealed { "sealed" } else { "open" };
         let span = times.map_or(String::new(), |(min, max)| format!(", {} .. {}", time_text(min), time_text(max)));
-        println!("  {name}: {state}, {} blocks, {records} records, {bytes} bytes{span}", segment.index.blocks.len());
+        let blocks = counted(segment.index.blocks.len() as u64, "block");
+        println!("  {name}: {state}, {blocks}, {}, {bytes} bytes{span}", counted(records, "record"));
     }
     for stream in reader.streams() {
         let StreamInfo { key, data_records, late_fills, mark_records, sequences, .. } = stream;
         let span = sequences.map_or("no data".into(), |(first, last)| format!("sequences {first} .. {last}"));
-        println!("  {key}: {data_records} records ({late_fills} late), {span}, {mark_records} marks");
+        let (records, marks) = (counted(*data_records, "record"), counted(*mark_records, "mark"));
+        println!("  {key}: {records} ({late_fills} late), {span}, {marks}");
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{failure, print_damage, progress_bar};
 use crate::cli::Outcome;
+use crate::cli::fields::counted;
 use crate::store;
 
 /// Arguments of `sluice store verify`.
@@ -39,11 +40,11 @@ pub fn run(args: Args) -> Outcome {
         );
     } else {
         println!(
-            "{}: {} segments, {} blocks, {} records, {} bytes: {}",
+            "{}: {}, {}, {}, {} bytes: {}",
             args.path.display(),
-            found.segments,
-            found.blocks,
-            found.records,
+            counted(found.segments, "segment"),
+            counted(found.blocks, "block"),
+            counted(found.records, "record"),
             found.bytes,
             if found.damage.is_empty() { "whole" } else { "damaged" }
         );
