@@ -129,13 +129,14 @@ pub fn bars(buckets: &Value, columns: usize) -> Option<String> {
     // What is not empty shows.
     let bar =
         |sum: &u64| HEIGHTS[(u128::from(*sum) * 8).div_ceil(u128::from(highest)).saturating_sub(1).min(7) as usize];
-    let edge = |bucket: &Value| super::tables::nanos(bucket[0].as_i64().unwrap_or(0));
+    let edge = |bucket: &Value| super::tables::bucketed(bucket[0].as_i64().unwrap_or(0));
     Some(format!("{} {} {}", edge(first), sums.iter().map(bar).collect::<String>(), edge(last)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::feed::histogram::LONGEST_NS;
     use serde_json::json;
 
     #[test]
@@ -146,6 +147,8 @@ mod tests {
         let many: Vec<Value> = (0..1_000).map(|edge| json!([edge, u64::MAX / 1_000])).collect();
         let row = bars(&many.into(), 30).expect("bars");
         assert!(row.chars().filter(|bar| *bar == '█').count() == 30 || row.chars().count() <= 30 + 20, "{row}");
+        let longest = bars(&json!([[5, 1], [LONGEST_NS, 1]]), 10);
+        assert_eq!(longest.as_deref(), Some("5 ns ██ > 4398.0 s"), "its upper edge is not known");
         assert_eq!(bars(&json!([]), 10), None);
         assert_eq!(bars(&Value::Null, 10), None);
     }

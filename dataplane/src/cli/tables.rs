@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::fields::{items, number, word};
 use super::lines;
+use crate::feed::histogram::LONGEST_NS;
 
 /// The whole status.
 pub fn status(status: &Value) -> String {
@@ -236,8 +237,19 @@ fn summary(value: &Value) -> String {
     if number(&value["samples"]) == 0 {
         return "(no samples)".into();
     }
-    let part = |name: &str| value[name].as_i64().map_or("?".into(), nanos);
-    format!("p50 {}, p99 {}, min {}, max {}", part("p50_ns"), part("p99_ns"), part("min_ns"), part("max_ns"))
+    let part = |name: &str, shown: fn(i64) -> String| value[name].as_i64().map_or("?".into(), shown);
+    let [p50, p99] = ["p50_ns", "p99_ns"].map(|name| part(name, bucketed));
+    let [min, max] = ["min_ns", "max_ns"].map(|name| part(name, nanos));
+    format!("p50 {p50}, p99 {p99}, min {min}, max {max}")
+}
+
+/// A percentile or an edge of a histogram: in the last bucket all that is known is that it is longer.
+pub fn bucketed(ns: i64) -> String {
+    match ns {
+        LONGEST_NS.. => format!("> {}", nanos(LONGEST_NS)),
+        ..0 if ns <= -LONGEST_NS => format!("< {}", nanos(-LONGEST_NS)),
+        _ => nanos(ns),
+    }
 }
 
 /// Nanoseconds in the unit that reads best.
@@ -313,6 +325,10 @@ mod tests {
             [(-50, "-50 ns"), (25_000, "25.0 µs"), (20_000_000, "20.0 ms"), (-3_600_000_000_000, "-3600.0 s")]
         {
             assert_eq!(nanos(ns), text);
+        }
+        // What has no bucket of its own is told as longer, by however much.
+        for (ns, text) in [(LONGEST_NS - 1, "4398.0 s"), (LONGEST_NS, "> 4398.0 s"), (-86_400 << 40, "< -4398.0 s")] {
+            assert_eq!(bucketed(ns), text);
         }
     }
     #[test]

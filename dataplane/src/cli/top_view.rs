@@ -8,7 +8,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use super::fields::{items, number, word};
 use super::lines;
 use super::rates::{Rates, emitted};
-use super::tables::nanos;
+use super::tables::bucketed;
 
 /// Narrowest first column; below that the numbers are cut off at the right.
 const NAME_COLUMNS_MIN: usize = 20;
@@ -302,8 +302,8 @@ impl View<'_> {
                 items(&side["gaps"]).len(),
                 count(&side["recovered"]),
                 count(&side["wins"]),
-                nanos(latency["p50_ns"].as_i64().unwrap_or(0)),
-                nanos(latency["p99_ns"].as_i64().unwrap_or(0)),
+                bucketed(latency["p50_ns"].as_i64().unwrap_or(0)),
+                bucketed(latency["p99_ns"].as_i64().unwrap_or(0)),
             );
             self.wrapped(&text, 4, Tone::Dim);
             self.bars("capture - send", &side["capture_minus_send_buckets"]);

@@ -6,8 +6,9 @@ const SUB_BITS: u32 = 3;
 const SUB: usize = 1 << SUB_BITS;
 /// Magnitudes from 2^42 ns (73 minutes) on share the last bucket: no A/B lead or latency of a live feed is longer.
 const BITS_MAX: u32 = 42;
-/// Samples count with at most this much in the mean.
-const SUMMED_NS_MAX: i64 = 1 << BITS_MAX;
+/// Where the last bucket begins: a percentile or an edge of this magnitude says no more than "longer". Samples count with at most
+/// this much in the mean.
+pub const LONGEST_NS: i64 = 1 << BITS_MAX;
 /// Buckets of one sign: the values 0–7 exactly, then 8 for each power of two from 2^3 to 2^41, then the last.
 const SIGN_BUCKETS: usize = SUB + (BITS_MAX - SUB_BITS) as usize * SUB + 1;
 
@@ -75,7 +76,7 @@ impl Histogram {
         if value_ns > self.maximum {
             self.maximum = value_ns;
         }
-        self.sum = self.sum.wrapping_add(value_ns.clamp(-SUMMED_NS_MAX, SUMMED_NS_MAX));
+        self.sum = self.sum.wrapping_add(value_ns.clamp(-LONGEST_NS, LONGEST_NS));
     }
 
     /// Samples counted.

@@ -83,6 +83,13 @@
     return size < 7.2e12 ? `${(value / 1e9).toFixed(1)} s` : `${(value / 3.6e12).toFixed(1)} h`;
   }
 
+  // A percentile or an edge of a histogram: from 2^42 ns on all share the last bucket (feed/histogram.rs).
+  const LONGEST_NS = 2 ** 42;
+  function bucketed(value) {
+    if (Math.abs(value) < LONGEST_NS) return nanos(value);
+    return value > 0 ? `> ${nanos(LONGEST_NS)}` : `< ${nanos(-LONGEST_NS)}`;
+  }
+
   function lasting(seconds) {
     const whole = Math.floor(seconds);
     if (whole < 120) return `${whole} s`;
@@ -272,9 +279,9 @@
     const rects = shown.map(([from, to, value], at) => {
       const height = (value / highest) * 56;
       return make("rect", { x: at * width, y: 58 - height, width: width * 0.9, height },
-        make("title", {}, `${nanos(from)} to ${nanos(to)}: ${count(value)}`));
+        make("title", {}, `${bucketed(from)} to ${bucketed(to)}: ${count(value)}`));
     });
-    const words = `p50 ${nanos(summary.p50_ns)}, p99 ${nanos(summary.p99_ns)}, p99.9 ${nanos(summary.p999_ns)}, from ${nanos(summary.min_ns)} to ${nanos(summary.max_ns)}, ${count(summary.samples)} samples`;
+    const words = `p50 ${bucketed(summary.p50_ns)}, p99 ${bucketed(summary.p99_ns)}, p99.9 ${bucketed(summary.p999_ns)}, from ${nanos(summary.min_ns)} to ${nanos(summary.max_ns)}, ${count(summary.samples)} samples`;
     return make("figure", { class: "chart" }, make("h3", {}, name), make("svg", { viewBox: "0 0 100 60", preserveAspectRatio: "none", role: "img", "aria-label": words }, ...rects), make("figcaption", {}, words));
   }
 
