@@ -146,6 +146,18 @@ fn one_change_is_one_finding() {
 }
 
 #[test]
+fn ledgers_that_only_their_count_bounds_are_no_warning_and_no_key_of_a_store_is_named() {
+    let mut files = files("virtio_net");
+    let config = files.get_mut("sluice.toml").expect("a configuration");
+    *config = config.replace("retention_bytes = \"10GB\"", "retention = 5000\nsegment_bytes = \"64MiB\"");
+    let root = lay_out(&files);
+    let text = told(&doctor(&["--from", root.path().to_str().expect("UTF-8")]));
+    let line = text.lines().find(|line| line.contains("disk.space ledger.serve")).expect("judged");
+    let wanted = "ok    disk.space ledger.serve: 858 MiB free of 55 GiB; retention = 5000 ledgers bounds it, retention_bytes does not";
+    assert_eq!(line.trim(), wanted);
+}
+
+#[test]
 fn what_was_not_readable_is_said_and_is_not_ok() {
     let root = lay_out(&files("virtio_net"));
     let found = as_json(&doctor(&["--from", root.path().to_str().expect("UTF-8"), "--json"]));

@@ -45,7 +45,13 @@ pub(super) fn judge(report: &mut Report<'_>) {
             report,
             &key,
             directory,
-            Wanted { segment: store.segment.0, keep: store.retain.0, free_min: store.free_min.0 },
+            Wanted {
+                segment: store.segment.0,
+                keep: store.retain.0,
+                key: "retain",
+                free_min: store.free_min.0,
+                kept_max: None,
+            },
         );
         direct(report, &key, directory, store.direct);
     }
@@ -53,7 +59,13 @@ pub(super) fn judge(report: &mut Report<'_>) {
         let key = "ledger.serve".to_owned();
         if let Some(directory) = host.directories.get(&serve.data_dir) {
             file_system(report, &key, &serve.data_dir, directory);
-            let wanted = Wanted { segment: serve.segment_bytes.0, keep: serve.retention_bytes.0, free_min: 0 };
+            let wanted = Wanted {
+                segment: serve.segment_bytes.0,
+                keep: serve.retention_bytes.0,
+                key: "retention_bytes",
+                free_min: 0,
+                kept_max: Some(serve.retention),
+            };
             space(report, &key, directory, wanted);
         }
     }
@@ -104,7 +116,11 @@ fn shown(path: &Path, directory: &Directory) -> String {
 struct Wanted {
     segment: u64,
     keep: u64,
+    /// The key that says how much is kept.
+    key: &'static str,
     free_min: u64,
+    /// Ledgers that are kept at most: their bound beside the bytes, which is always there.
+    kept_max: Option<u32>,
 }
 
 fn space(report: &mut Report<'_>, key: &str, directory: &Directory, wanted: Wanted) {
@@ -122,13 +138,25 @@ fn space(report: &mut Report<'_>, key: &str, directory: &Directory, wanted: Want
     } else if wanted.keep != 0 && wanted.keep.saturating_add(two).saturating_add(total / 20) > total {
         let seen =
             format!("{seen}; what is to be kept ({}), two segments and 5 % are more than that", bytes(wanted.keep));
-        report.fail(&SPACE, key, seen, format!("{look}   # and lower retain"));
+        report.fail(&SPACE, key, seen, format!("{look}   # and lower {}", wanted.key));
     } else if wanted.keep == 0 && wanted.free_min == 0 {
-        let remedy = report.set("set retain or free_min");
-        report.warn(&SPACE, key, format!("{seen}; neither retain nor free_min bounds it"), remedy);
+        unbounded(report, key, &seen, wanted.kept_max);
     } else {
         report.ok(&SPACE, key, seen);
     }
+}
+
+/// No bytes bound it: for ledgers their count does, whatever they take.
+fn unbounded(report: &mut Report<'_>, key: &str, seen: &str, kept_max: Option<u32>) {
+    if let Some(count) = kept_max {
+        return report.ok(
+            &SPACE,
+            key,
+            format!("{seen}; retention = {count} ledgers bounds it, retention_bytes does not"),
+        );
+    }
+    let remedy = report.set("set retain or free_min");
+    report.warn(&SPACE, key, format!("{seen}; neither retain nor free_min bounds it"), remedy);
 }
 
 fn direct(report: &mut Report<'_>, key: &str, directory: &Directory, wanted: bool) {
