@@ -15,6 +15,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one read.
 const READ_BYTES: usize = 64 << 10;
+/// Parts of a status; each has one at least.
+const PARTS: [&str; 4] = ["appliance", "capture", "ring", "ledger"];
 
 /// Arguments of `sluice stat`.
 #[derive(clap::Args, Debug)]
@@ -42,8 +44,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> Outcome {
     if let Some(path) = &args.from {
-        let body = std::fs::read_to_string(path)
-            .map_err(|error| Failure::usage(format!("--from {}: {error}", path.display())))?;
+        let body = std::fs::read_to_string(path).map_err(|error| {
+            Failure::usage(format!("--from {}: {error}; give a status, as run --report writes it", path.display()))
+        })?;
         return print_status(&body, &path.display().to_string(), &args);
     }
     let address = address(args.control, args.config.as_deref())?;
@@ -70,13 +73,26 @@ pub fn address(control: Option<SocketAddr>, config: Option<&Path>) -> Result<Soc
     }
 }
 
+/// The text as a status.
+///
+/// # Errors
+/// Where it is no JSON, or has none of the parts that every status has one of.
+fn parse(body: &str, from: &str) -> Result<serde_json::Value, Failure> {
+    let no_status =
+        |why: &str| Failure::usage(format!("{from}: not a status: {why}; run --report writes one, and stat --json"));
+    let status: serde_json::Value = serde_json::from_str(body).map_err(|error| no_status(&error.to_string()))?;
+    if PARTS.iter().all(|part| status[part].is_null()) {
+        return Err(no_status(&format!("it has none of {}", PARTS.join(", "))));
+    }
+    Ok(status)
+}
+
 fn print_status(body: &str, from: &str, args: &Args) -> Outcome {
+    let status = parse(body, from)?;
     if args.json {
         println!("{}", body.trim_end());
         return Ok(Exit::Done);
     }
-    let status: serde_json::Value =
-        serde_json::from_str(body).map_err(|error| Failure::usage(format!("{from}: not a status: {error}")))?;
     if !args.check && !args.ready {
         // A status from a file is of the drain: its health is of no use any more.
         if args.from.is_none() {
@@ -183,6 +199,21 @@ mod tests {
         let error = asked(&[b'x'; 4_096], Duration::ZERO, ANSWER_TIMEOUT, 1 << 20).expect_err("it is endless");
         assert_eq!(error.to_string(), "its answer is longer than 1 MiB");
         assert_eq!(shown(ANSWER_BYTES_MAX), "64 MiB");
+    }
+
+    #[test]
+    fn json_that_is_no_status_is_refused() {
+        for status in [r#"{"capture":{}}"#, r#"{"ring":{"mirror":[]}}"#] {
+            assert!(parse(status, "s.json").is_ok(), "{status}");
+        }
+        for (text, why) in [("{}", "none of appliance, capture"), ("[1]", "none of"), ("capture", "expected value")] {
+            let refused = parse(text, "s.json").expect_err(text);
+            assert_eq!(refused.exit, Exit::Usage);
+            assert!(
+                refused.message.starts_with("s.json: not a status: ") && refused.message.contains(why),
+                "{refused:?}"
+            );
+        }
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub enum ConfigError {
 fn unread(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::NotFound => "; name the configuration file",
+        std::io::ErrorKind::InvalidData => "; name the configuration, which is a text in TOML",
+        std::io::ErrorKind::IsADirectory => "; name the configuration in it, a file in TOML",
         std::io::ErrorKind::PermissionDenied => "; its owner and mode decide who may read it",
         _ => "",
     }

@@ -43,6 +43,27 @@ path = "DIR/main"
 core = "disk"
 "#;
 
+#[test]
+fn what_is_no_text_in_toml_is_told_as_such() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let capture = folder.path().join("session.pcapng");
+    std::fs::write(&capture, [0x0a, 0x0d, 0x0d, 0x0a, 0xff, 0xfe]).expect("writes");
+    let (capture, directory) = (capture.to_str().expect("ASCII"), folder.path().to_str().expect("ASCII"));
+    for (arguments, wanted) in [
+        (["run", capture], "name the configuration, which is a text in TOML"),
+        (["check", directory], "name the configuration in it, a file in TOML"),
+        (["stat", &format!("--from={capture}")], "give a status, as run --report writes it"),
+    ] {
+        let output = sluice(&arguments);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(
+            told.contains(arguments[1].trim_start_matches("--from=")) && told.trim_end().ends_with(wanted),
+            "{told}"
+        );
+    }
+}
+
 const RINGS: &str = r#"
 [[core]]
 name = "c"
