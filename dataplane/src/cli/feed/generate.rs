@@ -9,9 +9,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::cli::fields::counted;
 use crate::cli::{Exit, Failure, Outcome};
 use crate::config::parse_rate;
-use crate::feed::generate::{Carriage, Generator, Product, Settings};
+use crate::feed::generate::{Carriage, Generator, MESSAGES_PER_RUN_MIN, Product, Settings};
 use crate::units::{NANOS_PER_SECOND, SIDES_MAX, Side};
 use crate::wire::packet::LinkType;
 use crate::wire::pcap::{InterfaceName, PcapngWriter};
@@ -30,7 +31,7 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub protocol: Protocol,
     /// Messages in the whole session, exactly; takes k and m.
-    #[arg(long, value_parser = count, value_name = "N")]
+    #[arg(long, value_parser = messages, value_name = "N")]
     pub messages: u64,
     /// Seed of everything that is chosen: the same seed gives the same file.
     #[arg(long, default_value_t = 1, value_name = "S")]
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub out: String,
     /// Packets a second while it trades, in the session's own time; takes k and m.
-    #[arg(long, default_value = "20k", value_parser = count, value_name = "R")]
+    #[arg(long, default_value = "20k", value_parser = rate, value_name = "R")]
     pub rate: u64,
     /// Time of the first packet, UTC.
     #[arg(long, default_value = "2024-03-15T13:29:50Z", value_parser = time, value_name = "TIME")]
@@ -82,9 +83,20 @@ pub enum Protocol {
     Tops,
 }
 
-/// A whole number; takes k and m.
-fn count(text: &str) -> Result<u64, String> {
-    let number = parse_rate(text)?;
+/// How many messages; takes k and m.
+fn messages(text: &str) -> Result<u64, String> {
+    let least = MESSAGES_PER_RUN_MIN;
+    let wrong = format!("write how many, at least {least} a run: for example \"{least}\", \"20k\" or \"1.5m\"");
+    let messages = parse_rate(text).map_err(|_| format!("\"{text}\" is not a count; {wrong}"))?;
+    whole(text, messages)
+}
+
+/// Whole packets a second; takes k and m.
+fn rate(text: &str) -> Result<u64, String> {
+    whole(text, parse_rate(text)?)
+}
+
+fn whole(text: &str, number: f64) -> Result<u64, String> {
     // Beyond 2^53 not every whole number is a float.
     let whole = number.fract() == 0.0 && number < (1u64 << 53) as f64;
     whole.then_some(number as u64).ok_or_else(|| format!("\"{text}\" is not a whole number"))
@@ -236,15 +248,34 @@ fn report(args: &Args, written: &Written) {
         return;
     }
     eprintln!(
-        "{}: {} packets, {} messages and {} heartbeats a side, {} runs, {} sides, {} bytes of frames, {seconds:.1} s \
+        "{}: {} packets, {} messages and {} heartbeats a side, {}, {}, {} bytes of frames, {seconds:.1} s \
          of session time, seed {}",
         args.out,
         written.packets,
         written.messages,
         written.heartbeats,
-        written.runs,
-        args.sides,
+        counted(written.runs.into(), "run"),
+        counted(args.sides.into(), "side"),
         written.bytes,
         args.seed
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_refused_as_a_count_with_its_least() {
+        assert_eq!((messages("1.5k"), rate("20k")), (Ok(1_500), Ok(20_000)));
+        for wrong in ["1x", "0", ""] {
+            let told = messages(wrong).expect_err("no count");
+            assert!(
+                told.starts_with(&format!("\"{wrong}\" is not a count; write how many, at least 100 a run")),
+                "{told}"
+            );
+        }
+        assert_eq!(messages("1.5"), Err("\"1.5\" is not a whole number".into()));
+        assert!(rate("1x").expect_err("no rate").contains("per second"));
+    }
 }
