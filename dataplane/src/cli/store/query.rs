@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{failure, parse_range, parse_times, print_damage};
 use crate::cli::{Exit, Failure, Outcome, output};
 use crate::store::export::csv;
-use crate::store::{Found, NO_TIME, Reader, Select, Step};
+use crate::store::{Found, NO_TIME, Reader, Select, Step, StreamInfo};
 use crate::sys::clock;
 
 /// How records are printed.
@@ -63,6 +63,7 @@ pub fn run(args: Args) -> Outcome {
         line.extend_from_slice(format!("{}\n", csv::COLUMNS.join(",")).as_bytes());
     }
     let keys: Vec<String> = reader.streams().iter().map(|stream| stream.key.clone()).collect();
+    let asked = select;
     let begun_at = clock::monotonic_ns();
     let (mut records, mut first_at) = (0, None);
     let mut query = reader.query(select);
@@ -84,6 +85,9 @@ pub fn run(args: Args) -> Outcome {
     if !write(&mut out, &mut line)? || !output::written(out.flush())? {
         return Ok(Exit::Done);
     }
+    if let (0, Select::Sequence { stream, .. }, Some(_)) = (records, &asked, &args.sequence) {
+        eprintln!("sluice: {}", nothing(&reader.streams()[*stream], args.sequence.as_deref().unwrap_or_default()));
+    }
     if args.stats {
         let micros = |from: i64, to: i64| (to - from) as f64 / 1000.0;
         eprintln!(
@@ -97,6 +101,15 @@ pub fn run(args: Args) -> Outcome {
         );
     }
     Ok(print_damage(&damage, true))
+}
+
+/// Why no record was found: what the stream holds.
+fn nothing(stream: &StreamInfo, asked: &str) -> String {
+    let held = match stream.sequences {
+        Some((first, last)) => format!("the stream holds {first} to {last}"),
+        None => "the stream holds no data".into(),
+    };
+    format!("no record of {} has a sequence in {asked}: {held}", stream.key)
 }
 
 /// Writes and empties the line; false when the reader of our output has gone (a pipe into `head`).
