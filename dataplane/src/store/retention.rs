@@ -150,6 +150,38 @@ pub fn enforce(directory: &Path, retention: &Retention, utc_ns: i64) -> Result<V
     }
 }
 
+/// What is left where a bound does not hold though there is no sealed segment to delete any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unmet {
+    /// One of [`BOUNDS`].
+    pub bound: &'static str,
+    /// Segments that are left, none of them sealed.
+    pub segments: usize,
+    /// Bytes that they take on the disk.
+    pub disk_bytes: u64,
+    /// Whether a writer holds the directory, and these open.
+    pub live: bool,
+}
+
+/// The bound that [`enforce`] could not keep, if any: it deletes sealed segments alone.
+///
+/// # Errors
+/// As the directory's and the file system's.
+pub fn unmet(directory: &Path, retention: &Retention, utc_ns: i64) -> Result<Option<Unmet>, StoreError> {
+    let files = list(directory)?;
+    if files.iter().any(|file| file.sealed) {
+        return Ok(None);
+    }
+    let disk_bytes = files.iter().map(|file| file.disk_bytes).sum();
+    let old = || files.iter().find_map(|file| over_age(retention, file, utc_ns));
+    let bound = match over_bytes(retention, disk_bytes).or_else(old) {
+        None => under_free(directory, retention)?,
+        bound => bound,
+    };
+    let live = file::is_locked(directory).map_err(|source| StoreError::io("lock", directory, source))?;
+    Ok(bound.map(|bound| Unmet { bound, segments: files.len(), disk_bytes, live }))
+}
+
 /// What one sweep did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sweep {

@@ -218,6 +218,34 @@ fn prune_deletes_down_to_the_bound() {
     assert_eq!(std::fs::read_dir(path).unwrap().count(), 1, "nothing was deleted for it");
     let output = sluice(&["store", "prune", path, "--max-bytes", "4k"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(text(&output.stdout).contains("1 segments deleted"), "{output:?}");
+    assert!(text(&output.stdout).contains("1 segment deleted"), "{output:?}");
     assert_eq!(std::fs::read_dir(path).unwrap().count(), 0);
+}
+
+#[test]
+fn prune_says_what_it_cannot_delete() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    std::fs::write(directory.path().join("0000000007-0a0b0c0d.tri.partial"), [1; 8192]).unwrap();
+    let output = sluice(&["store", "prune", path, "--max-bytes", "1"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let told = text(&output.stdout);
+    let wanted = "0 segments deleted, 0 bytes\n--max-bytes is not met: 1 segment left, 8192 bytes: what is left was never sealed";
+    assert!(told.starts_with(wanted), "{told}");
+    let met = sluice(&["store", "prune", path, "--max-bytes", "1M", "--json"]);
+    assert!(json(&met)["unmet"].is_null(), "{met:?}");
+}
+
+#[test]
+fn a_query_beyond_the_end_says_what_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    store(directory.path());
+    let path = directory.path().to_str().unwrap();
+    let query = |range: &str| sluice(&["store", "query", path, "--stream", "mold", "--sequence", range]);
+    let output = query("100000..100002");
+    assert_eq!(output.status.code(), Some(0));
+    let wanted =
+        "sluice: no record of moldudp64/000000000A/r0 has a sequence in 100000..100002: the stream holds 3 to 300\n";
+    assert_eq!(text(&output.stderr), wanted);
+    assert_eq!(text(&query("3..9").stderr), "");
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{failure, parse_bytes};
+use crate::cli::fields::counted;
 use crate::cli::{Exit, Failure, Outcome};
-use crate::store::retention::{Retention, enforce};
+use crate::store::retention::{Retention, Unmet, enforce, unmet};
 use crate::sys::clock;
 
 /// Arguments of `sluice store prune`.
@@ -43,19 +44,43 @@ pub fn run(args: Args) -> Outcome {
         age_ns_max: args.max_age.map(|age| i64::try_from(age.as_nanos()).unwrap_or(i64::MAX)),
         free_bytes_min: args.min_free,
     };
-    let removed = enforce(&args.path, &retention, clock::utc_ns()).map_err(failure)?;
+    let now = clock::utc_ns();
+    let removed = enforce(&args.path, &retention, now).map_err(failure)?;
+    let unmet = unmet(&args.path, &retention, now).map_err(failure)?;
     let bytes: u64 = removed.iter().map(|removed| removed.disk_bytes).sum();
     if args.json {
         let files: Vec<_> = removed
             .iter()
             .map(|removed| json!({ "file": removed.path, "bytes": removed.disk_bytes, "bound": removed.bound }))
             .collect();
-        println!("{}", json!({ "removed": files, "bytes": bytes }));
+        println!("{}", json!({ "removed": files, "bytes": bytes, "unmet": unmet.map(|unmet| unmet.bound) }));
     } else {
         for removed in &removed {
             println!("{}: {} bytes ({})", removed.path.display(), removed.disk_bytes, removed.bound);
         }
-        println!("{} segments deleted, {bytes} bytes", removed.len());
+        println!("{} deleted, {bytes} bytes", counted(removed.len() as u64, "segment"));
+        if let Some(unmet) = unmet {
+            println!("{}", told(unmet));
+        }
     }
     Ok(Exit::Done)
+}
+
+/// Which bound does not hold, and why nothing more is deleted for it.
+fn told(unmet: Unmet) -> String {
+    let option = match unmet.bound {
+        "bytes" => "--max-bytes",
+        "age" => "--max-age",
+        _ => "--min-free",
+    };
+    let why = match (unmet.segments, unmet.live) {
+        (0, _) => "the store has no segment any more",
+        (_, true) => "what is left is open in the process that writes the store",
+        (_, false) => "what is left was never sealed; the next run over this store does that",
+    };
+    format!(
+        "{option} is not met: {} left, {} bytes: {why}",
+        counted(unmet.segments as u64, "segment"),
+        unmet.disk_bytes
+    )
 }
