@@ -1,6 +1,7 @@
 //! The appliance put together: host look-ups, plans, launch, attach, the control thread's loop, drain, report.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -115,6 +116,17 @@ pub enum Ending {
     EndOfInput,
     /// A worker cannot go on, or stalls.
     Fault(String),
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ending::Signal => "a signal asked for it",
+            Ending::Time => "the time of --for is over",
+            Ending::EndOfInput => "the input has ended",
+            Ending::Fault(reason) => reason,
+        })
+    }
 }
 
 /// The three jobs' workers, each with its core's name, and what is told of them.
@@ -786,6 +798,13 @@ mod tests {
             .into_iter()
             .find(|&now| watchdog.stalled([rounds(now)].into_iter(), now).is_some())
             .map(|now| now / SECOND)
+    }
+
+    #[test]
+    fn an_ending_is_told_in_plain_words() {
+        let fault = Ending::Fault("interface \"x\" is gone".into());
+        assert_eq!(fault.to_string(), "interface \"x\" is gone");
+        assert_eq!(Ending::Time.to_string(), "the time of --for is over");
     }
 
     #[test]

@@ -205,8 +205,9 @@ impl Shared {
         if let Err(error) = recorder.take_up(&bytes) {
             let aside = path.with_extension("json.bad");
             let kept = std::fs::rename(&path, &aside);
+            let kept = kept.map_or_else(|error| format!("not kept: {error}"), |()| "kept".into());
             let (path, aside) = (path.display(), aside.display());
-            tracing::warn!(%path, %aside, ?kept, error, "a report that cannot be read: the day's begins anew");
+            tracing::warn!(%path, %aside, kept, error, "a report that cannot be read: the day's begins anew");
         }
     }
 

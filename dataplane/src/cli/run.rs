@@ -54,7 +54,7 @@ pub fn run(args: Args) -> Outcome {
     tracing::info!(control = %appliance.control_address(), "running; stop with SIGINT or SIGTERM");
     let mut reloader = Reloader::new(&args.config, config);
     let ending = appliance.run(&signals, &mut reloader, args.r#for.map(|span| span.0));
-    tracing::info!(?ending, "draining");
+    tracing::info!(%ending, "draining");
     let (status, drained) = appliance.stop();
     if let Some(report) = &mut report {
         report.write(&status)?;

@@ -420,10 +420,12 @@ fn first_ledger(serve: &LedgerServe) -> u32 {
 fn tell(directory: &Path, opened: &Opened, run: &super::retention::Run) {
     let directory = directory.display();
     for torn in &opened.torn {
-        tracing::warn!(%directory, ?torn, "a segment's torn end was cut");
+        let file = torn.path.display();
+        tracing::warn!(%directory, %file, bytes = torn.bytes, at = torn.at, why = %torn.what, "a segment's torn end was cut");
     }
-    for file in &opened.unreadable {
-        tracing::warn!(%directory, ?file, "a file is no segment, and is left alone");
+    for unreadable in &opened.unreadable {
+        let file = unreadable.path.display();
+        tracing::warn!(%directory, %file, why = %unreadable.what, "a file is no segment, and is left alone");
     }
     match &opened.began {
         Began::New => tracing::info!(%directory, %run, "retention begins"),
