@@ -48,7 +48,23 @@ pub fn mistakes(text: &str) -> Vec<Finding> {
 /// An error as the parser says it.
 fn plain(text: &str, error: &Error) -> Finding {
     let line = error.span().map_or(1, |span| line(text, &span));
-    Finding { key: format!("line {line}"), what: error.message().to_string() }
+    let what = error.span().and_then(|span| twice(text, error.message(), span));
+    Finding { key: format!("line {line}"), what: what.unwrap_or_else(|| error.message().to_string()) }
+}
+
+/// A key that is there twice, which the parser does not name, and the section that it stands in.
+fn twice(text: &str, message: &str, span: Range<usize>) -> Option<String> {
+    (message == "duplicate key").then_some(())?;
+    let key = text.get(span.clone())?;
+    let begin = text[..span.start].rfind('\n').map_or(0, |at| at + 1);
+    let header = |line: &str| line.trim_start().starts_with('[');
+    // Of the key's own line only what stands before it: a header may be what is there twice.
+    if header(&text[begin..span.start]) {
+        return Some(format!("section \"{key}\" is there twice: join the two"));
+    }
+    let section = text[..begin].lines().rev().find(|line| header(line));
+    let section = section.map_or("before the first section".into(), |line| format!("in {}", line.trim()));
+    Some(format!("key \"{key}\" is there twice {section}: keep one"))
 }
 
 fn line(text: &str, span: &Range<usize>) -> usize {
@@ -308,6 +324,18 @@ mod tests {
 
     fn told(text: &str) -> Vec<String> {
         mistakes(text).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_key_that_is_there_twice_is_named_with_its_section() {
+        let text = "[[core]]\nname = \"rx\"\ncpu = 1\n  cpu = 2\n";
+        assert_eq!(told(text), ["config line 4: key \"cpu\" is there twice in [[core]]: keep one"]);
+        let text = "[process]\nuser = \"x\"\n[control]\n[process]\n";
+        assert_eq!(told(text), ["config line 4: section \"process\" is there twice: join the two"]);
+        assert_eq!(
+            told("a = 1\na = 2\n"),
+            ["config line 2: key \"a\" is there twice before the first section: keep one"]
+        );
     }
 
     #[test]
