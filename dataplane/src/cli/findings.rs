@@ -66,7 +66,8 @@ fn look_at_places(config: &Config, checked: &mut Checked) {
     let process = &config.process;
     // One that is not there is told with this host.
     let user = process.user.as_deref().and_then(|user| privilege::identity(user, process.group.as_deref()).ok());
-    let places::Refused { impossible, denied } = places::look(config, user.as_ref());
+    let places::Refused { impossible, denied, too_small } = places::look(config, user.as_ref());
+    checked.here.extend(too_small.into_iter().map(|finding| (finding, Exit::Usage)));
     for finding in impossible {
         if checked.findings.iter().all(|told| told.key != finding.key) {
             checked.findings.push(finding);

@@ -72,6 +72,8 @@ pub struct Refused {
     pub impossible: Vec<Finding>,
     /// Whoever writes them may not.
     pub denied: Vec<Finding>,
+    /// The file system of this host is too small for what is asked of it.
+    pub too_small: Vec<Finding>,
 }
 
 /// Looks at every place for who is to write it: `user`, or else whoever this process is.
@@ -82,7 +84,7 @@ pub fn look(config: &Config, user: Option<&Identity>) -> Refused {
         match nearest(&place) {
             Err(what) => refused.impossible.push(Finding { key: place.key, what }),
             Ok(nearest) => {
-                refused.impossible.extend(too_small(config, &place, &nearest));
+                refused.too_small.extend(too_small(config, &place, &nearest));
                 let denied = writer.denied(&place, &nearest);
                 refused.denied.extend(denied.map(|what| Finding { key: place.key, what }));
             }
@@ -210,6 +212,18 @@ mod tests {
                 "config store \"s4\": path: is \"DIR/link/below\", but \"DIR/link\" is a link that leads nowhere: name a path that can be made",
             ]
         );
+    }
+
+    #[test]
+    fn a_store_that_is_to_leave_more_free_than_there_is_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = stores(folder.path(), &["new", "other"]);
+        config.stores[0].free_min.0 = 1 << 60;
+        config.stores[1].free_min.0 = 1;
+        let told = look(&config, None).too_small;
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!(told[0].key, "store \"s0\": free_min");
+        assert!(told[0].what.contains("in all: no deletion can reach that; lower it"), "{told:?}");
     }
 
     #[test]

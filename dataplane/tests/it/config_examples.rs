@@ -68,8 +68,15 @@ fn every_example_passes_check() {
         // What is left to tell is of this machine.
         let of_check = |line: &&str| line.starts_with("here: ") || line.starts_with("warning: ");
         for line in out.lines().filter(of_check) {
-            let of_the_host =
-                ["cpu: is", "cpu: are", "spin", "source_core: is the fan-out's core", "interface", "numa_node"];
+            let of_the_host = [
+                "cpu: is",
+                "cpu: are",
+                "spin",
+                "source_core: is the fan-out's core",
+                "interface",
+                "numa_node",
+                "free_min",
+            ];
             assert!(of_the_host.iter().any(|part| line.contains(part)), "{name}: {line}");
         }
         let changed: Vec<_> =
