@@ -42,10 +42,10 @@ fn level_and_form_are_the_configurations() {
     let parsed: Vec<serde_json::Value> = json.iter().map(|line| serde_json::from_str(line).expect(line)).collect();
     assert!(parsed.iter().any(|line| line["fields"]["message"] == "draining" && line["level"] == "INFO"), "{json:?}");
     let journal = log_of("log_format = \"journald\"", None);
-    assert!(journal.iter().any(|line| line == "<6>draining ending=Time"), "{journal:?}");
+    assert!(journal.iter().any(|line| line == "<6>draining ending=the time of --for is over"), "{journal:?}");
     assert!(journal.iter().all(|line| line.starts_with(['<'])), "{journal:?}");
     let text = log_of("log_format = \"text\"", None);
-    assert!(text.iter().any(|line| line.contains(" INFO draining ending=Time")), "{text:?}");
+    assert!(text.iter().any(|line| line.contains(" INFO draining ending=the time of --for is over")), "{text:?}");
     let quiet = log_of("log = \"error\"", None);
     assert!(!quiet.iter().any(|line| line.contains("draining")), "{quiet:?}");
     let loud = log_of("log = \"error\"", Some("debug"));

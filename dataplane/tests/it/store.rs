@@ -549,7 +549,12 @@ fn retention_deletes_the_oldest_one_at_a_time_until_each_bound_holds() {
     assert_eq!(removed.iter().map(|removed| (&removed.path, removed.bound)).collect::<Vec<_>>(), [(&files[1], "age")]);
     let free = Retention { free_bytes_min: Some(1), ..Retention::default() };
     assert_eq!(enforce(directory.path(), &free, newest).unwrap(), []);
-    let free = Retention { free_bytes_min: Some(u64::MAX), ..Retention::default() };
+    let total = sluice::sys::file::space(directory.path()).unwrap().total_bytes;
+    let unreachable = Retention { free_bytes_min: Some(total + 1), ..Retention::default() };
+    let refused = enforce(directory.path(), &unreachable, newest).expect_err("no deletion reaches that");
+    assert!(refused.to_string().contains("lower the bound"), "{refused}");
+    assert_eq!(left(directory.path()), files[2..], "nothing is deleted for it");
+    let free = Retention { free_bytes_min: Some(total), ..Retention::default() };
     let removed = enforce(directory.path(), &free, newest).unwrap();
     assert_eq!(removed.iter().map(|removed| &removed.path).collect::<Vec<_>>(), files[2..].iter().collect::<Vec<_>>());
     assert!(removed.iter().all(|removed| removed.bound == "free"));
