@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{findings, log};
+use super::{findings, log, places};
 use crate::config::{self, Change, Config};
 use crate::ledger::reload::Reload;
 use crate::store::plan::StoreView;
@@ -62,7 +62,9 @@ impl Reloader {
     fn read(&self) -> Result<Config, Vec<String>> {
         let lines = |error: config::ConfigError| error.to_string().lines().map(String::from).collect::<Vec<_>>();
         let config = config::load(&self.path).map_err(lines)?;
-        let wrong: Vec<String> = findings::look(&config).wrong().map(ToString::to_string).collect();
+        let mut wrong: Vec<String> = findings::look(&config).wrong().map(ToString::to_string).collect();
+        // It is for this host, which runs it. A bound that holds for nothing would end what the one before deletes for.
+        wrong.extend(places::look(&config, None).too_small.iter().map(ToString::to_string));
         if wrong.is_empty() { Ok(config) } else { Err(wrong) }
     }
 

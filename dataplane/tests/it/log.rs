@@ -99,3 +99,22 @@ fn a_reload_says_what_the_environment_stands_above() {
     assert!(!running.log().contains("holds from now on"), "{}", running.log());
     assert_eq!(running.terminate(), Some(0));
 }
+
+#[test]
+fn a_reload_refuses_a_bound_that_the_disk_cannot_hold() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = configuration(folder.path(), "");
+    let running = Sluice::start(&["run", path.to_str().expect("ASCII")]);
+    until("it runs", || running.log().contains("running; stop with").then_some(()));
+    let text = std::fs::read_to_string(&path).expect("reads");
+    let with = |bound: &str| text.replace("direct = false", &format!("direct = false\nfree_min = \"{bound}\""));
+    std::fs::write(&path, with("1000TiB")).expect("writes");
+    running.signal(Signal::SIGHUP);
+    let refused = "no deletion can reach that; lower it; the configuration so far stays";
+    until("it is refused", || running.log().contains(refused).then_some(()));
+    assert!(!running.log().contains("holds from now on"), "{}", running.log());
+    std::fs::write(&path, with("1MiB")).expect("writes");
+    running.signal(Signal::SIGHUP);
+    until("another is taken", || running.log().contains("holds from now on").then_some(()));
+    assert_eq!(running.terminate(), Some(0));
+}

@@ -12,7 +12,8 @@ use crate::store::{Reader, Select};
 /// The formats by name.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FormatName {
-    /// pcapng: ns stamps, one interface per side. Merged messages become frames of one message each.
+    /// pcapng: ns stamps, one interface per side. Merged messages become frames of one message each, whose stream offsets are made: the store keeps
+    /// none, and a missing message counts for 34 bytes.
     Pcapng,
     /// pcap: ns stamps, all sides in one.
     Pcap,

@@ -21,7 +21,7 @@ use crate::wire::{iextp, moldudp64};
 const PORT: u16 = 10_378;
 
 /// Bytes that a message which is not there counts for in the made stream offsets: as long as IEX's common ones, and between the least
-/// and the most that a reader believes of a hole.
+/// and the most that a reader believes of a hole. So the bytes that a gap report finds lost in an export are a guess.
 const MISSING_BYTES: u64 = 34;
 
 enum Format<W: Write> {
